@@ -1,0 +1,20 @@
+"""PolyNeXt and its variants. Read `network.py` for the network, `polynext.py` for the variants by name."""
+
+from polynext.models.checkpoints import from_published, load_weights, read_weights
+from polynext.models.factory import create_model, list_models
+from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models.published import PUBLISHED
+
+__all__ = [
+    "PUBLISHED",
+    "Blocks",
+    "FullyPolynomialBlocks",
+    "PolyNeXt",
+    "PolyNeXtConfig",
+    "StageConfig",
+    "create_model",
+    "from_published",
+    "list_models",
+    "load_weights",
+    "read_weights",
+]

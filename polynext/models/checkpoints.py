@@ -1,0 +1,94 @@
+"""Weights in files: reading them, recognising what they are, loading them strictly."""
+
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import timm
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from polynext.errors import PolyNeXtError
+from polynext.models.polynext import CONFIGS
+from polynext.models.published import StateDict, check_same_entries, is_published, rename_published, some
+
+
+def from_published(checkpoint: Mapping[str, Any]) -> StateDict:
+    """The authors' layout as ours, strictly: a missing, unexpected or misshapen entry is an error that lists it.
+
+    Takes a plain state dict, or a training checkpoint, of which the EMA weights are used.
+    """
+    if not is_published(checkpoint):
+        raise PolyNeXtError(
+            f"this is no published PolyNeXt checkpoint, it holds {some(map(str, checkpoint))}: "
+            "give one of the authors' files, or a state dict read from one."
+        )
+    weights = rename_published(checkpoint)
+    name = identify(weights)
+    check_same_entries(weights, model_for(name, weights).state_dict(), name)
+    return weights
+
+
+def identify(weights: StateDict) -> str:
+    """The name of the model that these weights, in our layout, belong to."""
+    if "stem.weight" not in weights:
+        raise PolyNeXtError(f"these are no weights of a PolyNeXt, they hold {some(weights)}: expected a stem.weight.")
+    width, _, kernel, _ = weights["stem.weight"].shape
+    stages = 1 + max(int(m[1]) for m in (re.match(r"stages\.(\d+)\.", key) for key in weights) if m)
+    attention = any(".w_qkv." in key for key in weights)
+    suffix = "_bn" if any(key.endswith(".gamma_c") for key in weights) else ""
+    for name, config in CONFIGS.items():
+        looks = (config.stages[0].width, config.stem_kernel, len(config.stages))
+        if looks == (width, kernel, stages) and attention == (config.stages[-1].mixer == "attention"):
+            return name + suffix
+    raise PolyNeXtError(
+        f"no PolyNeXt model has a {kernel}x{kernel} stem of width {width} and {stages} stages: "
+        "give weights of a model that `polynext models` lists."
+    )
+
+
+def model_for(name: str, weights: StateDict, device: torch.device | str = "meta") -> nn.Module:
+    """The named model, untrained, with the channels, classes and image size that the weights are for."""
+    options: dict[str, Any] = {"in_chans": weights["stem.weight"].shape[1]}
+    if "head.fc.weight" in weights:
+        options["num_classes"] = len(weights["head.fc.weight"])
+    positions = weights.get("stages.0.cells.0.norm.gamma_hw")
+    if positions is not None:
+        stride = CONFIGS[name.removesuffix("_bn")].stem_stride
+        options["img_size"] = tuple(stride * n for n in positions.shape)
+    return timm.create_model(name, device=device, **options)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """What a .safetensors, .pt or .pth file holds. Nothing but tensors and plain containers is ever unpickled."""
+    path = Path(path)
+    if not path.is_file():
+        raise PolyNeXtError(f"there is no file {path}: give the path of a .safetensors or .pt checkpoint.")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        raise PolyNeXtError(
+            f"{path} cannot be read as a checkpoint, it is truncated or something else: fetch or save it again."
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise PolyNeXtError(f"{path} holds a {type(checkpoint).__name__}: expected a state dict.")
+    return checkpoint
+
+
+def read_weights(path: str | Path) -> StateDict:
+    """The weights in a file, in our layout, whether the file is ours or one of the authors'."""
+    checkpoint = read_checkpoint(path)
+    return from_published(checkpoint) if is_published(checkpoint) else checkpoint
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Loads a file into a model, strictly."""
+    weights = read_weights(path)
+    check_same_entries(weights, model.state_dict(), type(model).__name__)
+    model.load_state_dict(weights)

@@ -1,0 +1,394 @@
+"""PolyNeXt: activation-free vision backbones.
+
+Paper: "Activation-Free Backbones for Image Recognition: Polynomial Alternatives within MetaFormer-Style Vision Models",
+Wang, Gregory and Chrysos, ICML 2026. Section 3.5 and Table S2 describe the network assembled here from the
+operators in `polynext.nn`.
+
+    stem -> stage 1 -> ... -> stage 4 -> norm -> PolyHead
+    stage = [downsampling of both skip paths] + cells
+    cell  = norm(multi-input skip of the two cells before) + stacks
+    stack = mixer (PolyConv or PolyAttention), then PolyMLP, each under Sigmoid-Scale
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from timm.layers import DropPath
+from timm.models import checkpoint
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from polynext.errors import PolyNeXtError
+from polynext.nn import (
+    DepthwiseConv2d,
+    LayerNorm2d,
+    MultiInputSkip,
+    PointwiseConv2d,
+    PolyAttention,
+    PolyConv,
+    PolyHead,
+    PolyMLP,
+    PositionNorm2d,
+    SigmoidScale,
+    init_kaiming,
+)
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """One stage: `cells` cells of `stacks` stacks each, at one width."""
+
+    width: int
+    cells: int
+    stacks: int
+    mixer: Literal["conv", "attention"] = "conv"
+    coarse_kernel: int = 5
+    conv_ratio: float = 1.0
+    mlp_ratio: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolyNeXtConfig:
+    """A whole network: its stages and what they share.
+
+    `scale_logits` are the Sigmoid-Scale's initial logits, of which a cell uses as many as it has sublayers. With
+    `share_scales` the MLP of a stack and the mixer of the next use one and the same.
+    """
+
+    stages: tuple[StageConfig, ...]
+    scale_logits: tuple[float, ...]
+    share_scales: bool = False
+    stem_kernel: int = 7
+    stem_stride: int = 4
+    full_downsampling: bool = False
+
+    @property
+    def stride(self) -> int:
+        """By how much the network reduces an image."""
+        return self.stem_stride * 2 ** (len(self.stages) - 1)
+
+    def scale_indices(self, stack: int) -> tuple[int, int]:
+        """The Sigmoid-Scale entries of a stack's mixer and MLP."""
+        return (stack, stack + 1) if self.share_scales else (2 * stack, 2 * stack + 1)
+
+
+class Blocks:
+    """How the parts of a cell are built; hand the network another one to change a part everywhere."""
+
+    def norm(self, size: Size) -> Any:
+        """Makes a norm from a number of channels, for feature maps of this size."""
+        return LayerNorm2d
+
+    def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
+        if stage.mixer == "attention":
+            return PolyAttention(stage.width, norm=self.norm(size), **dd)
+        return PolyConv(stage.width, stage.conv_ratio, stage.coarse_kernel, norm=self.norm(size), **dd)
+
+    def mlp(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
+        return PolyMLP(stage.width, stage.mlp_ratio, norm=self.norm(size), **dd)
+
+    def scale(self, config: PolyNeXtConfig, stage: StageConfig, **dd: Any) -> nn.Module:
+        return SigmoidScale(config.scale_logits, **dd)
+
+    def skip(self, stage: StageConfig, **dd: Any) -> nn.Module:
+        return MultiInputSkip(stage.width, **dd)
+
+
+class FullyPolynomialBlocks(Blocks):
+    """Norms with running statistics, so that inference is additions and multiplications only (Section 4.6)."""
+
+    def norm(self, size: Size) -> Any:
+        return partial(PositionNorm2d, size=size)
+
+    def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
+        if stage.mixer == "attention":
+            norm = self.norm(size)
+            return PolyAttention(
+                stage.width, normalisation="row_sum", size=size, norm=norm, out_norm=norm, **dd
+            )
+        return super().mixer(stage, size, **dd)
+
+
+class Stack(nn.Module):
+    """A spatial mixer and a PolyMLP, each added to the residual stream under Sigmoid-Scale."""
+
+    def __init__(self, mixer: nn.Module, mlp: nn.Module, scale_indices: tuple[int, int]):
+        super().__init__()
+        self.mixer = mixer
+        self.mlp = mlp
+        self.scale_indices = scale_indices
+
+    def forward(self, x: Tensor, scale: nn.Module, drop_path: nn.Module) -> Tensor:
+        mixer_index, mlp_index = self.scale_indices
+        x = scale(x, drop_path(self.mixer(x)), mixer_index)
+        return scale(x, drop_path(self.mlp(x)), mlp_index)
+
+
+class Cell(nn.Module):
+    """Stacks on the normed combination of the two cell outputs before (Section 3.4, Figure 3)."""
+
+    def __init__(
+        self,
+        config: PolyNeXtConfig,
+        stage: StageConfig,
+        blocks: Blocks,
+        size: Size,
+        drop_path_rate: float,
+        **dd: Any,
+    ):
+        super().__init__()
+        self.skip = blocks.skip(stage, **dd)
+        self.norm = blocks.norm(size)(stage.width, **dd)
+        self.scale = blocks.scale(config, stage, **dd)
+        self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
+        self.stacks = nn.ModuleList(
+            Stack(blocks.mixer(stage, size, **dd), blocks.mlp(stage, size, **dd), config.scale_indices(j))
+            for j in range(stage.stacks)
+        )
+
+    def forward(self, older: Tensor, newer: Tensor) -> Tensor:
+        x = self.norm(self.skip(older, newer))
+        for stack in self.stacks:
+            x = stack(x, self.scale, self.drop_path)
+        return x
+
+
+class Downsampling(nn.Module):
+    """Halves the map and sets the new width, on each of the two skip paths by its own convolutions.
+
+    The older path is separable (depthwise 3x3, then 1x1); the newer one is separable too or a full 3x3.
+    """
+
+    def __init__(self, width_in: int, width_out: int, full: bool, **dd: Any):
+        super().__init__()
+        self.older = self.separable(width_in, width_out, **dd)
+        self.newer: nn.Module = self.separable(width_in, width_out, **dd)
+        if full:
+            self.newer = nn.Conv2d(width_in, width_out, 3, stride=2, padding=1, bias=False, **dd)
+            init_kaiming(self.newer)
+
+    @staticmethod
+    def separable(width_in: int, width_out: int, **dd: Any) -> nn.Sequential:
+        depthwise = DepthwiseConv2d(width_in, 3, stride=2, **dd)
+        pointwise = PointwiseConv2d(width_in, width_out, **dd)
+        init_kaiming(depthwise, pointwise)
+        return nn.Sequential(depthwise, pointwise)
+
+    def forward(self, older: Tensor, newer: Tensor) -> tuple[Tensor, Tensor]:
+        return self.older(older), self.newer(newer)
+
+
+class Stage(nn.Module):
+    """Cells at one resolution. Takes and returns the two newest cell outputs, the older one first."""
+
+    def __init__(self, downsampling: Downsampling | None, cells: list[Cell]):
+        super().__init__()
+        self.downsampling = downsampling
+        self.cells = nn.ModuleList(cells)
+        self.grad_checkpointing = False
+
+    def forward(self, older: Tensor, newer: Tensor) -> tuple[Tensor, Tensor]:
+        if self.downsampling is not None:
+            older, newer = self.downsampling(older, newer)
+        for cell in self.cells:
+            x = checkpoint(cell, older, newer) if self.grad_checkpointing else cell(older, newer)
+            older, newer = newer, x
+        return older, newer
+
+
+class PolyNeXt(nn.Module):
+    """The backbone and its classifier, with the interface of a timm model.
+
+    Args:
+        cfg: the architecture.
+        in_chans: image channels.
+        num_classes: 0 for no classifier.
+        global_pool: "avg", or "" for a map of logits.
+        img_size: what the fully polynomial norms are built for; the LayerNorm models take any size.
+        drop_rate: dropout before the classifier.
+        drop_path_rate: stochastic depth of the last cell, rising linearly from 0 at the first.
+        blocks: how the parts of a cell are built.
+    """
+
+    def __init__(
+        self,
+        cfg: PolyNeXtConfig,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        img_size: int | tuple[int, int] = 224,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        blocks: Blocks | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        dd: Any = {"device": device, "dtype": dtype}
+        blocks = blocks or Blocks()
+        self.config = cfg
+        self.fully_polynomial = isinstance(blocks, FullyPolynomialBlocks)
+        self.in_chans, self.num_classes, self.drop_rate = in_chans, num_classes, drop_rate
+        self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        check_image_size(self.img_size, cfg.stride)
+
+        padding = cfg.stem_kernel // 2
+        size = tuple((n + 2 * padding - cfg.stem_kernel) // cfg.stem_stride + 1 for n in self.img_size)
+        self.stem = nn.Conv2d(
+            in_chans, cfg.stages[0].width, cfg.stem_kernel, cfg.stem_stride, padding, bias=False, **dd
+        )
+
+        last_cell = sum(s.cells for s in cfg.stages) - 1
+        rates = iter([drop_path_rate * i / last_cell for i in range(last_cell)] + [drop_path_rate])
+        self.stages = nn.ModuleList()
+        self.feature_info = []
+        for i, stage in enumerate(cfg.stages):
+            downsampling = None
+            if i > 0:
+                downsampling = Downsampling(cfg.stages[i - 1].width, stage.width, cfg.full_downsampling, **dd)
+                size = tuple(math.ceil(n / 2) for n in size)
+            cells = [Cell(cfg, stage, blocks, size, next(rates), **dd) for _ in range(stage.cells)]
+            self.stages.append(Stage(downsampling, cells))
+            self.feature_info.append(
+                dict(num_chs=stage.width, reduction=cfg.stem_stride * 2**i, module=f"stages.{i}")
+            )
+
+        self.num_features = cfg.stages[-1].width
+        self.norm = blocks.norm(size)(self.num_features, **dd)
+        self.head = PolyHead(self.num_features, num_classes, pool=global_pool, drop_rate=drop_rate, **dd)
+        self.head_hidden_size = self.head.hidden
+
+    @property
+    def num_layers(self) -> int:
+        """Layers as the paper counts depth: every mixer and PolyMLP, the stem, the downsamplings, the head."""
+        sublayers = sum(2 * s.cells * s.stacks for s in self.config.stages)
+        return sublayers + 1 + (len(self.config.stages) - 1) + 1
+
+    @property
+    def log2_degree(self) -> float:
+        """Base-2 logarithm of the polynomial degree in the image, norms aside as in the paper's Appendix A."""
+        operators = [m for m in self.modules() if hasattr(m, "degree")]
+        return sum(math.log2(m.degree) for m in operators)
+
+    def fold(self) -> "PolyNeXt":
+        """A copy for inference with its constants absorbed: see `polynext.models.folding`."""
+        from polynext.models.folding import fold
+
+        return fold(self)
+
+    def forward_streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The stem's output as both skip inputs of stage 1."""
+        check_image(x, self.in_chans, self.config.stride)
+        x = self.stem(x.contiguous(memory_format=torch.channels_last))
+        return x, x
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        older, newer = self.forward_streams(x)
+        for stage in self.stages:
+            older, newer = stage(older, newer)
+        return self.norm(newer)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The last cell output of each stage in `indices` (all by default), after the final features if wanted.
+
+        Args:
+            indices: which stages; an int n means the last n.
+            norm: apply the final norm to the last stage's output.
+            stop_early: leave out the stages after the last one wanted.
+            output_fmt: "NCHW" is all there is.
+            intermediates_only: return just the list.
+        """
+        if output_fmt != "NCHW":
+            raise PolyNeXtError(f"forward_intermediates got output_fmt={output_fmt!r}: PolyNeXt gives 'NCHW' only.")
+        wanted, last = feature_take_indices(len(self.stages), indices)
+        older, newer = self.forward_streams(x)
+        intermediates = []
+        for i, stage in enumerate(self.stages):
+            if stop_early and i > last:
+                break
+            older, newer = stage(older, newer)
+            if i in wanted:
+                final = norm and i == len(self.stages) - 1
+                intermediates.append(self.norm(newer) if final else newer)
+        return intermediates if intermediates_only else (self.norm(newer), intermediates)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Removes what `forward_intermediates` does not need for these indices, and returns them as positive ones."""
+        wanted, last = feature_take_indices(len(self.stages), indices)
+        self.stages = self.stages[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.num_classes = 0
+            self.head = nn.Identity()
+        return wanted
+
+    def get_classifier(self) -> nn.Module:
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.num_classes = num_classes
+        self.head.reset(num_classes, global_pool)
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Parameter groups from the stem to the head, by stage or by cell, for layer-wise learning rates."""
+        if coarse:
+            return dict(stem=r"^stem", blocks=[(r"^stages\.(\d+)", None), (r"^norm", (99999,))])
+        return dict(
+            stem=r"^stem",
+            blocks=[
+                (r"^stages\.(\d+)\.downsampling", (0,)),
+                (r"^stages\.(\d+)\.cells\.(\d+)", None),
+                (r"^norm", (99999,)),
+            ],
+        )
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Norms, Sigmoid-Scale, skip scales and attention scales: what scales the features and does not mix them."""
+        return {name for name, p in self.named_parameters() if p.ndim == 1 or not name.endswith("weight")}
+
+
+def check_image_size(size: tuple[int, ...], stride: int) -> None:
+    if min(size) < stride:
+        raise PolyNeXtError(
+            f"the network reduces images by {stride} but got {'x'.join(map(str, size))} pixels: "
+            f"give at least {stride}x{stride}, or take a low-resolution model such as cpolynext_lowres."
+        )
+
+
+@torch.fx.wrap
+def check_image(x: Tensor, in_chans: int, stride: int) -> None:
+    if x.ndim != 4 or x.shape[1] != in_chans:
+        raise PolyNeXtError(
+            f"the network takes (batch, {in_chans}, height, width) but got {tuple(x.shape)}: "
+            f"convert the images to {in_chans} channels, or build the network with in_chans for what you have."
+        )
+    check_image_size(tuple(x.shape[2:]), stride)

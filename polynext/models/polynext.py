@@ -1,0 +1,263 @@
+"""The PolyNeXt variants by name, registered with timm. The network itself is in `network.py`.
+
+Widths, cells and stacks are those of the paper's Tables S2 and S3; published weights are listed in `published.py`.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+
+from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models.published import HUB, PUBLISHED, adapt_checkpoint
+
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def four_stages(
+    width: int, cells: tuple[int, ...], stacks: tuple[int, ...], scale_logits: tuple[float, ...], **shared: Any
+) -> PolyNeXtConfig:
+    """The ImageNet layout: widths C (1, 2, 4, 6), a small coarse kernel first, narrower inner widths in the end."""
+    stages = tuple(
+        StageConfig(
+            width=width * factor,
+            cells=cells[i],
+            stacks=stacks[i],
+            coarse_kernel=3 if i == 0 else 5,
+            conv_ratio=1.0 if i < 2 else 0.75,
+            mlp_ratio=2.0 if i < 2 else 1.75,
+        )
+        for i, factor in enumerate((1, 2, 4, 6))
+    )
+    return PolyNeXtConfig(stages=stages, scale_logits=scale_logits, **shared)
+
+
+def with_attention(config: PolyNeXtConfig) -> PolyNeXtConfig:
+    """APolyNeXt from CPolyNeXt: attention in the last two of four stages."""
+    stages = config.stages[:2] + tuple(replace(s, mixer="attention") for s in config.stages[2:])
+    return replace(config, stages=stages)
+
+
+def falling(entries: int, offset: float = 0.0) -> tuple[float, ...]:
+    """Sigmoid-Scale logits -i/2 (Appendix C.4)."""
+    return tuple(-i / 2 - offset for i in range(entries))
+
+
+HALVING = (1 / 2, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
+
+TINY = four_stages(
+    48, (2, 2, 6, 2), (3, 3, 3, 3), tuple(math.log(p / (1 - p)) for p in HALVING), share_scales=True
+)
+SMALL = four_stages(72, (3, 3, 8, 3), (3, 4, 4, 4), falling(8), full_downsampling=True)
+BASE = four_stages(84, (3, 5, 10, 3), (4, 4, 4, 4), falling(8), full_downsampling=True)
+LARGE = four_stages(96, (3, 6, 12, 3), (4, 4, 4, 4), falling(8, offset=0.5), full_downsampling=True)
+
+# The published low-resolution networks start from the halving numbers as logits, not as probabilities.
+LOWRES = PolyNeXtConfig(
+    stages=(
+        StageConfig(width=72, cells=2, stacks=3, coarse_kernel=3),
+        StageConfig(width=144, cells=3, stacks=3),
+        StageConfig(width=288, cells=3, stacks=3),
+    ),
+    scale_logits=HALVING,
+    stem_kernel=3,
+    stem_stride=1,
+)
+
+# Ours, not the paper's: small enough to train on a laptop's CPU in a minute and to run encrypted afterwards.
+CONV_NANO = PolyNeXtConfig(
+    stages=(StageConfig(width=16, cells=1, stacks=2, coarse_kernel=3),),
+    scale_logits=falling(4),
+    stem_kernel=3,
+    stem_stride=1,
+)
+ATTENTION_NANO = PolyNeXtConfig(
+    stages=(
+        StageConfig(width=16, cells=1, stacks=1, coarse_kernel=3),
+        StageConfig(width=32, cells=1, stacks=1, mixer="attention"),
+    ),
+    scale_logits=falling(2),
+    stem_kernel=3,
+    stem_stride=1,
+)
+
+
+CONFIGS = {
+    "cpolynext_tiny": TINY,
+    "cpolynext_small": SMALL,
+    "cpolynext_base": BASE,
+    "cpolynext_large": LARGE,
+    "apolynext_tiny": with_attention(TINY),
+    "apolynext_small": with_attention(SMALL),
+    "apolynext_base": with_attention(BASE),
+    "apolynext_large": with_attention(LARGE),
+    "cpolynext_lowres": LOWRES,
+    "cpolynext_nano": CONV_NANO,
+    "apolynext_nano": ATTENTION_NANO,
+}
+
+
+def _cfg(size: int = 224, pool: int = 7, **overrides: Any) -> dict[str, Any]:
+    return {
+        "input_size": (3, size, size),
+        "pool_size": (pool, pool),
+        "num_classes": 1000,
+        "interpolation": "bicubic",
+        "crop_pct": 224 / 232,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "stem",
+        "classifier": "head.fc",
+        **overrides,
+    }
+
+
+LOWRES_CFG = _cfg(32, 8, num_classes=10, crop_pct=1.0, mean=CIFAR10_MEAN, std=CIFAR10_STD)
+NANO_CFG = _cfg(8, 8, num_classes=10, crop_pct=1.0, input_size=(1, 8, 8), mean=(0.5,), std=(0.5,))
+
+
+def _default_cfgs() -> dict[str, dict[str, Any]]:
+    cfgs: dict[str, dict[str, Any]] = {name: _cfg() for name in CONFIGS}
+    cfgs |= {
+        "cpolynext_lowres": LOWRES_CFG,
+        "cpolynext_nano": NANO_CFG,
+        "apolynext_nano": {**NANO_CFG, "pool_size": (4, 4)},
+    }
+    cfgs |= {f"{name}_bn": {**cfg, "fixed_input_size": True} for name, cfg in cfgs.items()}
+    for tagged, published in PUBLISHED.items():
+        name = tagged.split(".")[0]
+        cfgs[tagged] = {**cfgs[name], "hf_hub_id": HUB, "hf_hub_filename": published.file}
+    cfgs["cpolynext_lowres.tiny_imagenet"] |= {"input_size": (3, 64, 64), "pool_size": (16, 16), "num_classes": 200}
+    # timm takes a name's first tag as its default, so a published one must not follow an untagged entry
+    tagged_names = {tagged.split(".")[0] for tagged in PUBLISHED}
+    return {name: cfg for name, cfg in cfgs.items() if name not in tagged_names}
+
+
+default_cfgs = generate_default_cfgs(_default_cfgs())
+
+
+def _create(name: str, pretrained: bool, **kwargs: Any) -> PolyNeXt:
+    config = CONFIGS[name.removesuffix("_bn")]
+    if name.endswith("_bn"):
+        kwargs.setdefault("blocks", FullyPolynomialBlocks())
+    return build_model_with_cfg(
+        PolyNeXt,
+        name,
+        pretrained,
+        model_cfg=config,
+        feature_cfg=dict(out_indices=tuple(range(len(config.stages))), feature_cls="getter"),
+        pretrained_filter_fn=adapt_checkpoint,
+        **kwargs,
+    )
+
+
+@register_model
+def cpolynext_tiny(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_tiny", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_small(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_small", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_base(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_base", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_large(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_large", pretrained, **kwargs)
+
+
+@register_model
+def apolynext_tiny(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("apolynext_tiny", pretrained, **kwargs)
+
+
+@register_model
+def apolynext_small(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("apolynext_small", pretrained, **kwargs)
+
+
+@register_model
+def apolynext_base(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("apolynext_base", pretrained, **kwargs)
+
+
+@register_model
+def apolynext_large(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("apolynext_large", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_lowres(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_lowres", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_nano(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_nano", pretrained, **kwargs)
+
+
+@register_model
+def apolynext_nano(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("apolynext_nano", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_tiny_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_tiny_bn", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_small_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_small_bn", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_base_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_base_bn", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_large_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_large_bn", pretrained, **kwargs)
+
+
+@register_model
+def apolynext_tiny_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("apolynext_tiny_bn", pretrained, **kwargs)
+
+
+@register_model
+def apolynext_small_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("apolynext_small_bn", pretrained, **kwargs)
+
+
+@register_model
+def apolynext_base_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("apolynext_base_bn", pretrained, **kwargs)
+
+
+@register_model
+def apolynext_large_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("apolynext_large_bn", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_lowres_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_lowres_bn", pretrained, **kwargs)
+
+
+@register_model
+def cpolynext_nano_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("cpolynext_nano_bn", pretrained, **kwargs)
+
+
+@register_model
+def apolynext_nano_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+    return _create("apolynext_nano_bn", pretrained, **kwargs)

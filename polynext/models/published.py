@@ -1,0 +1,201 @@
+"""The authors' published weights: which there are, and how the names in their files become ours."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from polynext.errors import PolyNeXtError
+
+HUB = "JJWCactus/PolyNeXt"
+
+StateDict = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file in the authors' hub repository, and the top-1 accuracy in per cent that the paper gives for it."""
+
+    file: str
+    top1: float
+    table: str
+
+
+PUBLISHED = {
+    "cpolynext_tiny.in1k": Published("cpolynext_t.pt", 80.2, "Table 1"),
+    "cpolynext_small.in1k": Published("cpolynext_s.pt", 83.9, "Table 1"),
+    "cpolynext_base.in1k": Published("cpolynext_b.pt", 84.7, "Table 1"),
+    "cpolynext_large.in1k": Published("cpolynext_l.pt", 84.9, "Table 1"),
+    "apolynext_tiny.in1k": Published("apolynext_t.pt", 80.9, "Table 1"),
+    "apolynext_small.in1k": Published("apolynext_s.pt", 84.3, "Table 1"),
+    "apolynext_base.in1k": Published("apolynext_b.pt", 84.9, "Table 1"),
+    "apolynext_large.in1k": Published("apolynext_l.pt", 85.2, "Table 1"),
+    "cpolynext_tiny_bn.in1k": Published("cpolynext_t_bn.pt", 78.3, "Table 7"),
+    "apolynext_tiny_bn.in1k": Published("apolynext_t_bn.pt", 78.0, "Table 7"),
+    "cpolynext_small_bn.in1k": Published("cpolynext_s_bn.pt", 82.7, "Table 7"),
+    "cpolynext_lowres.cifar10": Published("cpolynext_lr_cifar10.pt", 97.1, "Table S5"),
+    "cpolynext_lowres.svhn": Published("cpolynext_lr_svhn.pt", 98.1, "Table S5"),
+    "cpolynext_lowres.tiny_imagenet": Published("cpolynext_lr_tiny_imagenet.pt", 74.0, "Table S5"),
+}
+
+# The published operators are numbered through a cell: six a stack with PolyConv, three with PolyAttention.
+CONV_STACK = {
+    "0": "mixer.w_in",
+    "1": "mixer.k_coarse",
+    "2": "mixer.k_fine",
+    "3.0": "mixer.k",
+    "3.1": "mixer.w_out",
+    "3.2": "mixer.norm",
+    "4": "mlp.w_ab",
+    "5.0": "mlp.norm",
+    "5.1": "mlp.w_o",
+}
+ATTENTION_STACK = {
+    "0.0": "mixer.norm",
+    "0.1": "mixer",
+    "0.1.qkv": "mixer.w_qkv",
+    "0.1.q_conv": "mixer.k_q",
+    "0.1.k_conv": "mixer.k_k",
+    "0.1.v_conv": "mixer.k_v",
+    "0.1.norm": "mixer.row_norm",
+    "0.1.final_conv": "mixer.k",
+    "0.1.norm2": "mixer.out_norm",
+    "0.1.proj": "mixer.w_out",
+    "1": "mlp.w_ab",
+    "2.0": "mlp.norm",
+    "2.1": "mlp.w_o",
+}
+CELL = {
+    "skip_weight": "scale.logits",
+    "preprocess0.scale": "skip.s0",
+    "preprocess1.scale": "skip.s1",
+}
+OUTSIDE = {"stem": "stem", "norm": "norm", "proj": "head.w_ab", "head.3": "head.fc"}
+LEAVES = {"scale": "scale_logits", "running_denom": "running_row_sum"}
+
+
+def is_published(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether this is in the authors' layout, as a plain state dict or as one of their training checkpoints."""
+    return "cells.0.skip_weight" in published_weights(checkpoint)
+
+
+def published_weights(checkpoint: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """The state dict in a checkpoint of the authors: its EMA weights if it is one of a training run."""
+    weights = checkpoint.get("ema_state_dict") or checkpoint.get("state_dict") or checkpoint
+    return {re.sub(r"^(module\.|_orig_mod\.)+", "", key): v for key, v in weights.items() if key != "n_averaged"}
+
+
+def rename_published(checkpoint: Mapping[str, Any]) -> StateDict:
+    """Our names and shapes for a published checkpoint's entries; an entry without a place here is an error."""
+    weights = published_weights(checkpoint)
+    scales = {k: v for k, v in weights.items() if k.endswith(".preprocess0.scale")}
+    widths = {int(key.split(".")[1]): scale.shape[1] for key, scale in scales.items()}
+    places = cell_places(widths)
+    renamed: StateDict = {}
+    unknown = []
+    for key, value in weights.items():
+        if key == "head.2.p" or key.endswith(".num_batches_tracked"):
+            continue  # a dropout rate and counters, on which no result depends
+        name = our_name(key, places, weights)
+        if name is None:
+            unknown.append(key)
+        else:
+            renamed[name] = without_unit_axes(name, value)
+    if unknown:
+        raise PolyNeXtError(
+            f"the checkpoint has entries that no PolyNeXt has: {some(unknown)}; check that the file is what it says."
+        )
+    return renamed
+
+
+def cell_places(widths: dict[int, int]) -> dict[int, str]:
+    """From a cell's number through the whole network to its place in a stage; a new width starts a stage."""
+    places = {}
+    stage = position = 0
+    for number in sorted(widths):
+        if number > 0 and widths[number] != widths.get(number - 1):
+            stage, position = stage + 1, 0
+        places[number] = f"stages.{stage}.cells.{position}"
+        position += 1
+    return places
+
+
+def our_name(key: str, places: dict[int, str], weights: Mapping[str, Tensor]) -> str | None:
+    owner, _, leaf = key.rpartition(".")
+    leaf = LEAVES.get(leaf, leaf)
+    if owner in OUTSIDE:
+        return f"{OUTSIDE[owner]}.{leaf}"
+    if match := re.fullmatch(r"reductions\.(\d+)(\.[01])?", owner):
+        path = "newer" if int(match[1]) % 2 else "older"
+        return f"stages.{int(match[1]) // 2 + 1}.downsampling.{path}{match[2] or ''}.{leaf}"
+    match = re.fullmatch(r"cells\.(\d+)\.(.+)", key)
+    if match is None or int(match[1]) not in places:
+        return None
+    cell, inside = places[int(match[1])], match[2]
+    if inside in CELL:
+        return f"{cell}.{CELL[inside]}"
+    if inside.startswith("postprocess."):
+        return f"{cell}.norm.{leaf}"
+    match = re.fullmatch(r"ops\.(\d+)((?:\..+)?)\.\w+", inside)
+    if match is None:
+        return None
+    attention = f"{key.split('.ops.')[0]}.ops.0.1.qkv.weight" in weights
+    stack, operators = (ATTENTION_STACK, 3) if attention else (CONV_STACK, 6)
+    part = stack.get(f"{int(match[1]) % operators}{match[2]}")
+    return part and f"{cell}.stacks.{int(match[1]) // operators}.{part}.{leaf}"
+
+
+def without_unit_axes(name: str, value: Tensor) -> Tensor:
+    """The published scales and statistics carry axes of length one for broadcasting, ours do not."""
+    leaf = name.rsplit(".", 1)[-1]
+    if leaf in ("gamma_hw", "running_mean", "running_var"):  # (1, 1, H, W)
+        return value.reshape(value.shape[-2:])
+    if leaf in ("gamma", "running_row_sum"):  # (1, heads, queries, 1)
+        return value.reshape(value.shape[1:3])
+    if leaf in ("s0", "s1", "scale_logits"):  # (1, C, 1, 1)
+        return value.flatten()
+    return value
+
+
+def check_same_entries(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+    """Raises unless both have the same names and shapes, listing what differs."""
+    problems = []
+    if missing := sorted(expected.keys() - given.keys()):
+        problems.append(f"missing {some(missing)}")
+    if unexpected := sorted(given.keys() - expected.keys()):
+        problems.append(f"unexpected {some(unexpected)}")
+    misshapen = [
+        f"{key} {tuple(given[key].shape)} instead of {tuple(expected[key].shape)}"
+        for key in sorted(expected.keys() & given.keys())
+        if given[key].shape != expected[key].shape
+    ]
+    if misshapen:
+        problems.append(f"misshapen {some(misshapen)}")
+    if problems:
+        raise PolyNeXtError(
+            f"the weights do not fit {what}: {'; '.join(problems)}; "
+            "load them into the model, classes, channels and image size they were made for."
+        )
+
+
+def some(names: Iterable[str], most: int = 8) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more if listed else "nothing"
+
+
+def adapt_checkpoint(checkpoint: Mapping[str, Any], model: nn.Module) -> StateDict:
+    """What timm loads for `pretrained=True`: our layout, checked against the model.
+
+    The stem and the classifier are left to timm, which adapts the one to other channels and renews the other for
+    other classes.
+    """
+    weights = rename_published(checkpoint) if is_published(checkpoint) else dict(checkpoint)
+
+    def body(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {k: v for k, v in entries.items() if not k.startswith(("stem.", "head.fc."))}
+
+    check_same_entries(body(weights), body(model.state_dict()), "this model")
+    return weights

@@ -1,0 +1,28 @@
+"""The operators of the paper, each usable alone: (B, C, H, W) in, (B, C, H, W) out.
+
+Start with `polymlp.py`; `polyconv.py` and `polyattention.py` mix positions; `scale.py`, `skip.py` and `norm.py` keep
+deep stacks of them stable.
+"""
+
+from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d, init_kaiming
+from polynext.nn.norm import LayerNorm2d, PositionNorm2d, RowSumNorm
+from polynext.nn.polyattention import PolyAttention
+from polynext.nn.polyconv import PolyConv
+from polynext.nn.polymlp import PolyHead, PolyMLP
+from polynext.nn.scale import SigmoidScale
+from polynext.nn.skip import MultiInputSkip
+
+__all__ = [
+    "DepthwiseConv2d",
+    "LayerNorm2d",
+    "MultiInputSkip",
+    "PointwiseConv2d",
+    "PolyAttention",
+    "PolyConv",
+    "PolyHead",
+    "PolyMLP",
+    "PositionNorm2d",
+    "RowSumNorm",
+    "SigmoidScale",
+    "init_kaiming",
+]

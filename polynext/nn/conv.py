@@ -1,0 +1,57 @@
+"""The two convolutions everything else is made of: pointwise and depthwise.
+
+Both take and return (B, C, H, W) and work in channels-last memory: there a pointwise convolution is a plain
+matrix product and a norm over channels runs along contiguous memory, with no copy in between.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class PointwiseConv2d(nn.Conv2d):
+    """1x1 convolution without bias, computed as a matrix product over the channel axis: `y = W x`. Degree 1."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(in_channels, out_channels, 1, bias=False, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1)).permute(0, 3, 1, 2)
+
+
+class DepthwiseConv2d(nn.Conv2d):
+    """One k x k kernel per channel, without bias, padded to keep the size at stride 1. Degree 1."""
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        dilation: int = 1,
+        stride: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(
+            channels,
+            channels,
+            kernel_size,
+            stride=stride,
+            padding=dilation * (kernel_size // 2),
+            dilation=dilation,
+            groups=channels,
+            bias=False,
+            device=device,
+            dtype=dtype,
+        )
+
+
+def init_kaiming(*convolutions: nn.Conv2d) -> None:
+    """Kaiming normal, fan-in, gain sqrt(2): the paper's choice for PolyConv, PolyMLP and downsampling."""
+    for convolution in convolutions:
+        nn.init.kaiming_normal_(convolution.weight, mode="fan_in", nonlinearity="relu")

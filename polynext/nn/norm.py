@@ -1,0 +1,163 @@
+"""The norms: over channels for the main models, with running statistics for the fully polynomial ones."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polynext.errors import PolyNeXtError
+
+MOMENTUM = 0.1
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """LayerNorm over the channels of each position, with a weight and by default no bias.
+
+    `y = gamma_c * (x - mean_c(x)) / sqrt(var_c(x) + eps)`, shapes (B, C, H, W) to (B, C, H, W).
+    Divides by a function of its input, so it is not a polynomial.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        eps: float = 1e-5,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(channels, eps=eps, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+
+
+class PositionNorm2d(nn.Module):
+    """The polynomial-compatible BatchNorm of the fully polynomial variants (Section 4.6, Appendix C.5).
+
+    Statistics are per position (h, w) over batch and channels, with a factorised affine:
+
+        y = (gamma_c * gamma_hw) * (x - mu_hw) / sqrt(var_hw + eps)  [+ beta_c + beta_hw if beta]
+
+    Shapes (B, C, H, W) to (B, C, H, W), for the one feature-map size (H, W) it was built for. In eval mode mu and
+    var are running estimates, so this is an affine map: degree 1. The published networks have no beta.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        size: tuple[int, int],
+        eps: float = 1e-5,
+        beta: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.size = tuple(size)
+        self.eps = eps
+        self.gamma_c = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
+        self.gamma_hw = nn.Parameter(torch.ones(self.size, device=device, dtype=dtype))
+        if beta:
+            self.beta_c = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
+            self.beta_hw = nn.Parameter(torch.zeros(self.size, device=device, dtype=dtype))
+        else:
+            self.register_parameter("beta_c", None)
+            self.register_parameter("beta_hw", None)
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        self.register_buffer("running_mean", torch.zeros(self.size, device=device, dtype=dtype))
+        self.register_buffer("running_var", torch.ones(self.size, device=device, dtype=dtype))
+
+    def affine(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        """A and B of `y = A x + B`, both (C, H, W): Appendix C.5's collapsed form."""
+        weight = self.gamma_c[:, None, None] * (self.gamma_hw * (var + self.eps).rsqrt())
+        bias = -weight * mean
+        if self.beta_c is not None and self.beta_hw is not None:
+            bias = bias + self.beta_c[:, None, None] + self.beta_hw
+        return weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_size("PositionNorm2d", x, self.size)
+        if self.training:
+            mean, var = batch_statistics(x)
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), MOMENTUM)
+                self.running_var.lerp_(var.to(self.running_var.dtype), MOMENTUM)
+        else:
+            mean, var = self.running_mean, self.running_var
+        weight, bias = self.affine(mean, var)
+        return torch.addcmul(bias, weight, x)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.gamma_c)}, size={self.size}, beta={self.beta_c is not None}"
+
+
+class RowSumNorm(nn.Module):
+    """PolyAttn's normalisation in the fully polynomial variants (Appendix C.5).
+
+    Divides a query's weighted sum of values by a running estimate of its row sum instead of its own:
+
+        y_hi = gamma_hi * (sum_j A_hij v_j) / (R_hi + eps),    R_hi = E_b[sum_j A_bhij]
+
+    Shapes: weighted sums (B, H, W, heads, d) and row sums (B, H, W, heads) to (B, H, W, heads, d). In eval mode R is
+    a constant: degree 1 in the weighted sums.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        size: tuple[int, int],
+        eps: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.size = tuple(size)
+        self.eps = eps
+        queries = self.size[0] * self.size[1]
+        self.gamma = nn.Parameter(torch.ones(heads, queries, device=device, dtype=dtype))
+        self.running_row_sum: Tensor
+        # Where attention starts: weights near one, so a row sums to about its number of keys.
+        start = torch.full((heads, queries), float(queries), device=device, dtype=dtype)
+        self.register_buffer("running_row_sum", start)
+
+    def forward(self, weighted: Tensor, row_sum: Tensor) -> Tensor:
+        if self.training:
+            mean = average_over_processes(row_sum.mean(dim=0)).flatten(0, 1).T
+            with torch.no_grad():
+                self.running_row_sum.lerp_(mean.to(self.running_row_sum.dtype), MOMENTUM)
+        else:
+            mean = self.running_row_sum
+        factor = self.gamma / (mean + self.eps)  # (heads, queries)
+        return weighted * factor.T.reshape(*self.size, -1, 1)
+
+    def extra_repr(self) -> str:
+        return f"heads={len(self.gamma)}, size={self.size}"
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of (B, C, H, W) over batch and channels, across all processes of a distributed run."""
+    var, mean = torch.var_mean(x.float(), dim=(0, 1), correction=0)
+    everywhere = average_over_processes(mean)
+    if everywhere is not mean:
+        var = average_over_processes(var + (mean - everywhere).square())
+    return everywhere, var
+
+
+def average_over_processes(value: Tensor) -> Tensor:
+    """The mean over the processes of a distributed run, differentiable; the value itself in a lone process."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return value
+    from torch.distributed.nn.functional import all_reduce
+
+    return all_reduce(value) / dist.get_world_size()
+
+
+@torch.fx.wrap
+def check_size(owner: str, x: Tensor, size: tuple[int, int]) -> None:
+    if tuple(x.shape[-2:]) != size:
+        given, built = ("x".join(map(str, s)) for s in (x.shape[-2:], size))
+        raise PolyNeXtError(
+            f"{owner} got a {given} feature map but holds statistics for {built}: "
+            "resize the images, or build the network with the img_size you want and train it there."
+        )

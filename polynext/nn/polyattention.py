@@ -1,0 +1,211 @@
+"""PolyAttention mixes positions by attention with a polynomial in place of the exponential.
+
+Shape letters: B batch, H and W feature map, N = H W tokens, h heads, d channels of a head.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from polynext.errors import PolyNeXtError
+from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d
+from polynext.nn.norm import LayerNorm2d, RowSumNorm, check_size
+
+Normalisation = Literal["l1", "row_sum", "softmax"]
+
+# Above BLOCK_ABOVE tokens the queries are taken QUERY_BLOCK at a time, so that memory grows with N and not with N^2.
+BLOCK_ABOVE = 2048
+QUERY_BLOCK = 512
+
+
+class PolyAttention(nn.Module):
+    """Polynomial attention, PolyAttn in the paper (Section 3.3, Equation 6).
+
+        A = (s Q K^T + 1)^p,    s = sigmoid(lambda), one per head
+        y = W_out K(norm(A) V)
+
+    One 1x1 convolution `w_qkv` makes the shared projection of queries and keys and the values; depthwise convolutions
+    give q, k (5x5) and v (3x3) their local context; a depthwise 3x3 and the 1x1 `w_out` follow. The input is normed
+    first. Shapes (B, C, H, W) to (B, C, H, W).
+
+    Degree 2p + 1 with `row_sum` in eval mode (twice p for the kernel, one for the values), the pre-norm aside;
+    `l1` divides by a polynomial of degree 2p and softmax is no polynomial at all.
+
+    Args:
+        channels: C.
+        heads: ceil(C / 64) by default.
+        head_dim: d.
+        p: degree of the kernel, `degree` in the paper's words "polynomial degree p".
+        normalisation: of a query's weights: "l1" divides by the sum of their magnitudes, "row_sum" by a running
+            estimate of their sum (needs `size`), "softmax" replaces the kernel by the exponential.
+        size: the feature map (H, W), for "row_sum" only.
+        window: side of the square windows attention is confined to; None for the whole map. The windows tile the map
+            from its top left corner; those at the right and bottom border may be smaller.
+        norm: makes the pre-norm from a number of channels.
+        out_norm: makes a norm in front of `w_out`; none by default.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int | None = None,
+        head_dim: int = 32,
+        p: int = 4,
+        normalisation: Normalisation = "l1",
+        size: tuple[int, int] | None = None,
+        window: int | None = None,
+        norm: Callable[..., nn.Module] = LayerNorm2d,
+        out_norm: Callable[..., nn.Module] = nn.Identity,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        if p < 1:
+            raise PolyNeXtError(f"PolyAttention got p={p}: the degree of its kernel must be at least 1.")
+        if window is not None and window < 1:
+            raise PolyNeXtError(f"PolyAttention got window={window}: give a side of at least 1, or None for no windows.")
+        if normalisation not in ("l1", "row_sum", "softmax"):
+            raise PolyNeXtError(
+                f"PolyAttention got normalisation={normalisation!r}: choose 'l1', 'row_sum' or 'softmax'."
+            )
+        if (normalisation == "row_sum") != (size is not None):
+            raise PolyNeXtError(
+                f"PolyAttention got normalisation={normalisation!r} and size={size}: "
+                "'row_sum' keeps statistics per query and needs the feature map's size, the others take any size."
+            )
+        heads = heads or math.ceil(channels / 64)
+        inner = heads * head_dim
+        self.heads, self.p, self.normalisation, self.size, self.window = heads, p, normalisation, size, window
+        self.norm = norm(channels, device=device, dtype=dtype)
+        self.w_qkv = PointwiseConv2d(channels, 2 * inner, device=device, dtype=dtype)
+        self.k_q = DepthwiseConv2d(inner, 5, device=device, dtype=dtype)
+        self.k_k = DepthwiseConv2d(inner, 5, device=device, dtype=dtype)
+        self.k_v = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
+        start = head_dim**-0.5
+        self.scale_logits = nn.Parameter(
+            torch.full((heads,), math.log(start / (1 - start)), device=device, dtype=dtype)
+        )
+        self.row_norm = RowSumNorm(heads, size, device=device, dtype=dtype) if size is not None else None
+        self.k = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
+        self.out_norm = out_norm(inner, device=device, dtype=dtype)
+        self.w_out = PointwiseConv2d(inner, channels, device=device, dtype=dtype)
+
+    @property
+    def degree(self) -> int:
+        return 2 * self.p + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.size is not None:
+            check_size("PolyAttention", x, self.size)
+        qk, v = self.w_qkv(self.norm(x)).chunk(2, dim=1)
+        q, k, v = (self.split_heads(t) for t in (self.k_q(qk), self.k_k(qk), self.k_v(v)))
+        q = q * self.scale_logits.sigmoid()[:, None]
+        y = self.attend(q, k, v).flatten(3).permute(0, 3, 1, 2)  # (B, h d, H, W)
+        return self.w_out(self.out_norm(self.k(y)))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(B, h d, H, W) to (B, H, W, h, d)."""
+        return x.permute(0, 2, 3, 1).unflatten(3, (self.heads, -1))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Normalised weighted sums of the values, (B, H, W, h, d)."""
+        if self.normalisation == "softmax":
+            return softmax_attention(q, k, v, self.window)
+        weighted, row_sum = kernel_attention(q, k, v, self.p, self.window, magnitudes=self.row_norm is None)
+        if self.row_norm is not None:
+            return self.row_norm(weighted, row_sum)
+        return weighted / row_sum.clamp_min(1e-12).unsqueeze(-1)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, p={self.p}, normalisation={self.normalisation}, window={self.window}"
+
+
+@torch.fx.wrap
+def kernel_attention(
+    q: Tensor, k: Tensor, v: Tensor, p: int, window: int | None, magnitudes: bool
+) -> tuple[Tensor, Tensor]:
+    """`A V` (B, H, W, h, d) and the row sums of A (B, H, W, h), for A = (Q K^T + 1)^p.
+
+    The division by a row sum is left to the caller: it then acts on N x d values instead of N x N weights, and a
+    row's sum never needs more than that row, so blocks of queries are exact. `magnitudes` sums |A| instead, which
+    differs for odd p only.
+    """
+
+    def rows(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        weights = integer_power(q @ k.transpose(-2, -1) + 1, p)
+        return weights @ v, (weights.abs() if magnitudes and p % 2 else weights).sum(dim=-1, keepdim=True)
+
+    def tokens(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        if q.shape[-2] <= BLOCK_ABOVE:
+            return rows(q, k, v)
+        recompute = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        blocks = [
+            checkpoint(rows, block, k, v, use_reentrant=False) if recompute else rows(block, k, v)
+            for block in q.split(QUERY_BLOCK, dim=-2)
+        ]
+        return tuple(torch.cat(parts, dim=-2) for parts in zip(*blocks, strict=True))
+
+    weighted, row_sum = over_windows(tokens, (q, k, v), window)
+    return weighted, row_sum.squeeze(-1)
+
+
+@torch.fx.wrap
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """softmax(Q K^T) V, (B, H, W, h, d)."""
+
+    def tokens(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return (F.scaled_dot_product_attention(q, k, v, scale=1.0),)
+
+    return over_windows(tokens, (q, k, v), window)[0]
+
+
+def integer_power(x: Tensor, p: int) -> Tensor:
+    """x^p by repeated squaring: products only, and much faster than a general power."""
+    if p == 1:
+        return x
+    half = integer_power(x, p // 2)
+    return half * half * x if p % 2 else half * half
+
+
+def over_windows(
+    attend: Callable[..., tuple[Tensor, ...]], maps: tuple[Tensor, ...], window: int | None
+) -> tuple[Tensor, ...]:
+    """Applies `attend`, a function of (B, h, N, d) tensors, to maps (B, H, W, h, d), inside each window."""
+    height, width = maps[0].shape[1:3]
+    side = window or max(height, width)
+
+    def region(rows: slice, columns: slice) -> tuple[Tensor, ...]:
+        parts = [m[:, rows, columns] for m in maps]
+        tall, wide = parts[0].shape[1:3]
+        y, x = min(side, tall), min(side, wide)
+        grid = (len(maps[0]), tall // y, wide // x)
+
+        def cut(m: Tensor) -> Tensor:  # to (B windows, h, N, d)
+            m = m.unflatten(2, (-1, x)).unflatten(1, (-1, y)).transpose(2, 3)
+            return m.flatten(3, 4).flatten(0, 2).transpose(1, 2)
+
+        def mend(m: Tensor) -> Tensor:  # back to (B, H, W, h, d)
+            m = m.transpose(1, 2).unflatten(1, (y, x)).unflatten(0, grid)
+            return m.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+        return tuple(mend(m) for m in attend(*(cut(m) for m in parts)))
+
+    grown_rows = [
+        join([region(rows, columns) for columns in strips(width, side)], dim=2) for rows in strips(height, side)
+    ]
+    return join(grown_rows, dim=1)
+
+
+def strips(length: int, side: int) -> list[slice]:
+    """An axis cut into the part that whole windows cover and the rest, if any."""
+    whole = length - length % side
+    return [s for s in (slice(0, whole), slice(whole, length)) if s.stop > s.start]
+
+
+def join(parts: list[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
+    return parts[0] if len(parts) == 1 else tuple(torch.cat(ts, dim=dim) for ts in zip(*parts, strict=True))

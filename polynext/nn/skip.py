@@ -1,0 +1,24 @@
+"""The multi-input skip connection, which gives each cell the outputs of the two cells before it."""
+
+import torch
+from torch import Tensor, nn
+
+
+class MultiInputSkip(nn.Module):
+    """`x = s0 * x[t-2] + s1 * x[t-1]` with a learnable scale per channel (Section 3.4, Equation 8).
+
+    Both inputs and the output are (B, C, H, W). Degree 1. Both scales start at one.
+    """
+
+    def __init__(
+        self, channels: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ):
+        super().__init__()
+        self.s0 = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
+        self.s1 = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
+
+    def forward(self, older: Tensor, newer: Tensor) -> Tensor:
+        return torch.addcmul(self.s0[:, None, None] * older, self.s1[:, None, None], newer)
+
+    def extra_repr(self) -> str:
+        return str(len(self.s0))
