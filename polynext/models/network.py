@@ -102,8 +102,13 @@ class Blocks:
 class FullyPolynomialBlocks(Blocks):
     """Norms with running statistics, so that inference is additions and multiplications only (Section 4.6)."""
 
+    # Before it has seen a batch, a norm should divide by too much rather than too little: then an untrained network
+    # is quiet in eval mode, where it would overflow. 64 is what a Kaiming-initialised PolyConv makes of variance 1,
+    # the largest growth in a network.
+    initial_var = 64.0
+
     def norm(self, size: Size) -> Any:
-        return partial(PositionNorm2d, size=size)
+        return partial(PositionNorm2d, size=size, initial_var=self.initial_var)
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         if stage.mixer == "attention":

@@ -40,7 +40,8 @@ class PositionNorm2d(nn.Module):
         y = (gamma_c * gamma_hw) * (x - mu_hw) / sqrt(var_hw + eps)  [+ beta_c + beta_hw if beta]
 
     Shapes (B, C, H, W) to (B, C, H, W), for the one feature-map size (H, W) it was built for. In eval mode mu and
-    var are running estimates, so this is an affine map: degree 1. The published networks have no beta.
+    var are running estimates, so this is an affine map: degree 1. The published networks have no beta. `initial_var`
+    is the running variance before the first batch.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class PositionNorm2d(nn.Module):
         size: tuple[int, int],
         eps: float = 1e-5,
         beta: bool = False,
+        initial_var: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -66,7 +68,7 @@ class PositionNorm2d(nn.Module):
         self.running_mean: Tensor
         self.running_var: Tensor
         self.register_buffer("running_mean", torch.zeros(self.size, device=device, dtype=dtype))
-        self.register_buffer("running_var", torch.ones(self.size, device=device, dtype=dtype))
+        self.register_buffer("running_var", torch.full(self.size, initial_var, device=device, dtype=dtype))
 
     def affine(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         """A and B of `y = A x + B`, both (C, H, W): Appendix C.5's collapsed form."""

@@ -1,0 +1,5 @@
+import sys
+
+from polynext.cli import main
+
+sys.exit(main())

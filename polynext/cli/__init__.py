@@ -1,0 +1,59 @@
+"""The command line: `polynext COMMAND`. One file per command; each is imported only when it is called."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from polynext.errors import PolyNeXtError
+
+COMMANDS = {
+    "models": "list the models: size, cost, accuracy, depth and polynomial degree",
+    "convert": "turn a published checkpoint into a safetensors file",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status: 0 if it did what was asked, 2 for a mistake in what was asked."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        from polynext import __version__
+
+        print(__version__)
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        print(f"polynext: there is no command {command!r}: choose one of {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    import tyro
+
+    from polynext.memory import keep_freed_memory
+
+    keep_freed_memory()
+    module = importlib.import_module(f"polynext.cli.{command}")
+    try:
+        tyro.cli(module.main, prog=f"polynext {command}", args=rest, config=(tyro.conf.OmitSubcommandPrefixes,))
+    except PolyNeXtError as error:
+        print(f"polynext {command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # somebody read as much as they wanted, as `| head` does
+        sys.stderr.close()
+    return 0
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: polynext COMMAND [OPTIONS]",
+            "",
+            "Activation-free vision backbones: train them, measure them, run them on encrypted images.",
+            "",
+            *lines,
+            "",
+            "polynext COMMAND --help tells what a command takes.",
+        ]
+    )

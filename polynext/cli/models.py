@@ -1,0 +1,79 @@
+"""`polynext models`."""
+
+import dataclasses
+import fnmatch
+import json as jsonlib
+from dataclasses import dataclass
+from typing import Annotated
+
+import timm
+import tyro
+
+from polynext.cli.table import table
+from polynext.errors import PolyNeXtError
+from polynext.models import PUBLISHED, list_models
+from polynext.models.costs import count_macs, count_parameters
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """What there is to know of a model without running it."""
+
+    name: str
+    parameters: int
+    macs: int
+    input_size: tuple[int, int, int]
+    published_top1: dict[str, float]
+    fully_polynomial: bool
+    layers: int
+    log2_degree: float
+
+
+def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False) -> None:
+    """List the models: parameters, multiply-accumulates, published accuracy, depth and degree.
+
+    Every model is activation-free. The fully polynomial ones have no LayerNorm either, so that their inference is
+    additions and multiplications only. Degrees are of the whole network as a polynomial of the image, norms aside.
+
+    Args:
+        pattern: which models, as in 'apolynext_*' or '*_bn'.
+        json: print JSON for programs.
+    """
+    names = fnmatch.filter(list_models(), pattern)
+    if not names:
+        raise PolyNeXtError(f"no model is named like {pattern!r}: try '*tiny*' or '*_bn'.")
+    summaries = [summarise(name) for name in names]
+    if json:
+        print(jsonlib.dumps([dataclasses.asdict(s) for s in summaries], indent=2))
+        return
+    rows = [
+        (
+            s.name,
+            f"{s.parameters:,}",
+            f"{s.macs / 1e9:.3f}" if s.macs >= 1e8 else f"{s.macs / 1e9:.5f}",
+            "x".join(map(str, s.input_size)),
+            ", ".join(f"{top1} {data}" for data, top1 in s.published_top1.items()) or "-",
+            "fully polynomial" if s.fully_polynomial else "activation-free",
+            str(s.layers),
+            f"2^{s.log2_degree:.4g}",
+        )
+        for s in summaries
+    ]
+    header = ("model", "parameters", "GMACs", "input", "published top-1 (%)", "kind", "layers", "degree")
+    print(table(header, rows, left=(0, 4, 5)))
+
+
+def summarise(name: str) -> ModelSummary:
+    model = timm.create_model(name, device="meta")
+    input_size = model.pretrained_cfg["input_size"]
+    top1 = {tag.split(".")[1]: p.top1 for tag, p in PUBLISHED.items() if tag.split(".")[0] == name}
+    return ModelSummary(
+        name=name,
+        parameters=count_parameters(model),
+        macs=count_macs(model, input_size),
+        input_size=input_size,
+        published_top1=top1,
+        fully_polynomial=model.fully_polynomial,
+        layers=model.num_layers,
+        log2_degree=model.log2_degree,
+    )

@@ -1,0 +1,105 @@
+"""An inference form of a network, with its constants absorbed into the weights.
+
+Sigmoid-Scale becomes part of the last linear map or norm of each branch. In the fully polynomial networks, whose norms
+are affine in eval mode, the norms become two maps of constants, and the skip scales join those of the norm they feed:
+what remains is additions, multiplications and linear maps. Norms that divide by their input's own statistics stay.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from polynext.models.network import Cell, PolyNeXt
+from polynext.nn import PolyConv, PositionNorm2d, RowSumNorm
+
+
+class ConstantAffine(nn.Module):
+    """`y = A x + B` with constants A and B of shape (C, H, W)."""
+
+    def __init__(self, a: Tensor, b: Tensor):
+        super().__init__()
+        self.a, self.b = channels_last_constant(a), channels_last_constant(b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.b, self.a, x)
+
+
+class ConstantSkip(nn.Module):
+    """`y = A0 x[t-2] + A1 x[t-1] + B`: a multi-input skip and the affine norm after it in one."""
+
+    def __init__(self, a0: Tensor, a1: Tensor, b: Tensor):
+        super().__init__()
+        self.a0, self.a1, self.b = (channels_last_constant(t) for t in (a0, a1, b))
+
+    def forward(self, older: Tensor, newer: Tensor) -> Tensor:
+        return torch.addcmul(torch.addcmul(self.b, self.a0, older), self.a1, newer)
+
+
+class ConstantRowFactor(nn.Module):
+    """A row-sum norm in eval mode: each query's weighted sum times a constant of shape (H, W, heads, 1)."""
+
+    def __init__(self, factor: Tensor):
+        super().__init__()
+        self.factor = nn.Buffer(factor)
+
+    def forward(self, weighted: Tensor, row_sum: Tensor) -> Tensor:
+        return weighted * self.factor
+
+
+class PlainResidual(nn.Module):
+    """`y = x + f(x)`, where the scale of f is part of f."""
+
+    def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
+        return x + branch
+
+
+def channels_last_constant(value: Tensor) -> nn.Buffer:
+    """(C, H, W) in the memory order of the feature maps it meets."""
+    return nn.Buffer(value.detach().unsqueeze(0).contiguous(memory_format=torch.channels_last))
+
+
+@torch.no_grad()
+def fold(model: PolyNeXt) -> PolyNeXt:
+    """A copy of the model in eval mode, equal to it, with its constants absorbed. The copy cannot be trained."""
+    folded = copy.deepcopy(model).eval()
+    for cell in folded.modules():
+        if isinstance(cell, Cell):
+            absorb_scales(cell)
+            if isinstance(cell.norm, PositionNorm2d):
+                fold_skip(cell)
+    fold_norms(folded)
+    return folded.requires_grad_(False)
+
+
+def absorb_scales(cell: Cell) -> None:
+    scales = cell.scale.scales()
+    for stack in cell.stacks:
+        for branch, index in zip((stack.mixer, stack.mlp), stack.scale_indices, strict=True):
+            last = last_linear_weight(branch)
+            last.mul_(scales[index])
+    cell.scale = PlainResidual()
+
+
+def last_linear_weight(branch: nn.Module) -> Tensor:
+    """A weight that the branch's output is proportional to."""
+    if isinstance(branch, PolyConv):
+        return branch.norm.gamma_c if isinstance(branch.norm, PositionNorm2d) else branch.norm.weight
+    return branch.w_o.weight if hasattr(branch, "w_o") else branch.w_out.weight
+
+
+def fold_skip(cell: Cell) -> None:
+    a, b = cell.norm.affine(cell.norm.running_mean, cell.norm.running_var)
+    cell.skip = ConstantSkip(a * cell.skip.s0[:, None, None], a * cell.skip.s1[:, None, None], b)
+    cell.norm = nn.Identity()
+
+
+def fold_norms(module: nn.Module) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, PositionNorm2d):
+            setattr(module, name, ConstantAffine(*child.affine(child.running_mean, child.running_var)))
+        elif isinstance(child, RowSumNorm):
+            factor = child.gamma / (child.running_row_sum + child.eps)
+            setattr(module, name, ConstantRowFactor(factor.T.reshape(*child.size, -1, 1)))
+        else:
+            fold_norms(child)
