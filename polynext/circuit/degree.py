@@ -20,11 +20,11 @@ aten = torch.ops.aten
 SUMS = {
     aten.add, aten.sub, aten.rsub, aten.neg, aten.sum, aten.mean, aten.cat, aten.stack, aten.clone, aten.copy,
     aten.contiguous, aten._to_copy, aten.view, aten._unsafe_view, aten.reshape, aten.permute, aten.transpose, aten.t,
-    aten.expand, aten.repeat, aten.unsqueeze, aten.squeeze, aten.flatten, aten.unflatten, aten.slice, aten.select,
-    aten.split, aten.split_with_sizes, aten.chunk, aten.unbind, aten.flip, aten.roll, aten.index, aten.index_select,
-    aten.gather, aten.constant_pad_nd, aten.pad, aten.alias, aten.detach, aten.lift_fresh_copy, aten.as_strided,
-    aten.avg_pool2d, aten.adaptive_avg_pool2d, aten._adaptive_avg_pool2d, aten.diagonal, aten.cumsum, aten.to,
-    aten.type_as, aten.narrow, aten.movedim, aten.feature_dropout, aten.upsample_bilinear2d, aten.upsample_nearest2d,
+    aten.mT, aten.expand, aten.repeat, aten.unsqueeze, aten.squeeze, aten.flatten, aten.unflatten, aten.slice,
+    aten.select, aten.split, aten.split_with_sizes, aten.chunk, aten.unbind, aten.flip, aten.roll, aten.index,
+    aten.index_select, aten.gather, aten.constant_pad_nd, aten.pad, aten.alias, aten.detach, aten.lift_fresh_copy,
+    aten.as_strided, aten.avg_pool2d, aten.adaptive_avg_pool2d, aten._adaptive_avg_pool2d, aten.diagonal, aten.cumsum,
+    aten.to, aten.type_as, aten.narrow, aten.movedim, aten.upsample_bilinear2d, aten.upsample_nearest2d,
 }  # fmt: skip
 # Linear in each of two arguments.
 PRODUCTS = {aten.mul, aten.mm, aten.bmm, aten.matmul, aten.dot, aten.mv, aten.convolution, aten.conv2d, aten.linear,
@@ -74,13 +74,11 @@ def is_polynomial(model: nn.Module, example: Tensor | None = None) -> bool:
     return True
 
 
-def example_image(model: nn.Module) -> Tensor:
+def example_image(model: Any) -> Tensor:
     channels, *size = model.pretrained_cfg["input_size"]
-    parameter = next(model.parameters(), None)
-    if parameter is None:
-        parameter = next(model.buffers())
     channels = getattr(model, "in_chans", channels)
-    size = getattr(model, "img_size", size) if getattr(model, "fully_polynomial", False) else size
+    size = model.img_size if getattr(model, "fully_polynomial", False) else size
+    parameter = next(model.parameters())
     return torch.zeros(2, channels, *size, device=parameter.device, dtype=parameter.dtype)
 
 
@@ -88,18 +86,19 @@ def node_degree(node: Node, degrees: dict[Node, int]) -> int:
     if node.op == "get_attr" or all(degrees[a] == 0 for a in node.all_input_nodes):
         return 0
     if node.target is operator.getitem:
-        return degrees[node.args[0]]
-    operation = getattr(node.target, "overloadpacket", node.target)
+        return degrees[node.all_input_nodes[0]]
+    operation: Any = getattr(node.target, "overloadpacket", node.target)
+    arguments: Any = node.args
 
     def degree_of(argument: Any) -> int:
         if isinstance(argument, Node):
             return degrees[argument]
         return max(map(degree_of, argument), default=0) if isinstance(argument, list | tuple) else 0
 
-    d = [degree_of(argument) for argument in node.args]
+    d = [degree_of(argument) for argument in arguments]
     if operation in SHAPES:
         return 0
-    if operation in SUMS and (operation is not aten.index or degree_of(node.args[1]) == 0):
+    if operation in SUMS and (operation is not aten.index or d[1] == 0):
         return max(d)
     if operation in PRODUCTS:
         return max(d[0] + d[1], *d[2:]) if len(d) > 2 else sum(d[:2])
@@ -107,11 +106,13 @@ def node_degree(node: Node, degrees: dict[Node, int]) -> int:
         return max(d[0], d[1] + d[2])
     if operation is aten.square:
         return 2 * d[0]
-    if operation is aten.pow and d[1] == 0 and is_natural(node.args[1]):
-        return d[0] * int(node.args[1])
+    if operation is aten.pow and d[1] == 0 and is_natural(arguments[1]):
+        return d[0] * int(arguments[1])
     if operation in (aten.div, aten.divide) and d[1] == 0:
         return d[0]
-    if operation is aten.dropout and not node.args[2]:
+    if operation is aten.dropout and not arguments[2]:
+        return d[0]
+    if operation is aten.batch_norm and not arguments[5]:  # running statistics make it affine
         return d[0]
     raise NotPolynomialError(
         f"{operation.__name__} is no polynomial operation, and the model applies it to its input's values "

@@ -2,12 +2,14 @@
 
 import dataclasses
 import fnmatch
+import functools
 import json as jsonlib
 from dataclasses import dataclass
 from typing import Annotated
 
 import timm
 import tyro
+from tqdm import tqdm
 
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
@@ -42,7 +44,7 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
     names = fnmatch.filter(list_models(), pattern)
     if not names:
         raise PolyNeXtError(f"no model is named like {pattern!r}: try '*tiny*' or '*_bn'.")
-    summaries = [summarise(name) for name in names]
+    summaries = [summarise(name) for name in tqdm(names, unit="model", leave=False, disable=None)]
     if json:
         print(jsonlib.dumps([dataclasses.asdict(s) for s in summaries], indent=2))
         return
@@ -70,10 +72,17 @@ def summarise(name: str) -> ModelSummary:
     return ModelSummary(
         name=name,
         parameters=count_parameters(model),
-        macs=count_macs(model, input_size),
+        macs=macs_of(name.removesuffix("_bn")),
         input_size=input_size,
         published_top1=top1,
         fully_polynomial=model.fully_polynomial,
         layers=model.num_layers,
         log2_degree=model.log2_degree,
     )
+
+
+@functools.cache
+def macs_of(name: str) -> int:
+    """Cached, because a fully polynomial model has the convolutions and matrix products of its LayerNorm twin."""
+    model = timm.create_model(name, device="meta")
+    return count_macs(model, model.pretrained_cfg["input_size"])

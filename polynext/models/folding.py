@@ -1,17 +1,19 @@
 """An inference form of a network, with its constants absorbed into the weights.
 
-Sigmoid-Scale becomes part of the last linear map or norm of each branch. In the fully polynomial networks, whose norms
-are affine in eval mode, the norms become two maps of constants, and the skip scales join those of the norm they feed:
-what remains is additions, multiplications and linear maps. Norms that divide by their input's own statistics stay.
+Sigmoid-Scale becomes part of the last linear map or norm of each branch, attention's scale of the
+query kernels. In the fully polynomial networks, whose norms are affine in eval mode, the norms become two maps of
+constants, and the skip scales join those of the norm they feed: what remains is additions, multiplications and linear
+maps. Norms that divide by their input's own statistics stay.
 """
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polynext.models.network import Cell, PolyNeXt
-from polynext.nn import PolyConv, PositionNorm2d, RowSumNorm
+from polynext.nn import PolyAttention, PolyConv, PositionNorm2d, RowSumNorm
 
 
 class ConstantAffine(nn.Module):
@@ -74,17 +76,26 @@ def fold(model: PolyNeXt) -> PolyNeXt:
 
 def absorb_scales(cell: Cell) -> None:
     scales = cell.scale.scales()
-    for stack in cell.stacks:
+    stacks: Any = cell.stacks
+    for stack in stacks:
         for branch, index in zip((stack.mixer, stack.mlp), stack.scale_indices, strict=True):
-            last = last_linear_weight(branch)
-            last.mul_(scales[index])
+            last_weight(branch).mul_(scales[index])
+        if isinstance(stack.mixer, PolyAttention):
+            absorb_head_scale(stack.mixer)
     cell.scale = PlainResidual()
 
 
-def last_linear_weight(branch: nn.Module) -> Tensor:
+def absorb_head_scale(attention: Any) -> None:
+    kernels, scales = attention.k_q.weight, attention.scale.scales()
+    kernels.mul_(scales.repeat_interleave(len(kernels) // len(scales))[:, None, None, None])
+    attention.scale = nn.Identity()
+
+
+def last_weight(branch: Any) -> Tensor:
     """A weight that the branch's output is proportional to."""
     if isinstance(branch, PolyConv):
-        return branch.norm.gamma_c if isinstance(branch.norm, PositionNorm2d) else branch.norm.weight
+        norm: Any = branch.norm
+        return norm.gamma_c if isinstance(norm, PositionNorm2d) else norm.weight
     return branch.w_o.weight if hasattr(branch, "w_o") else branch.w_out.weight
 
 

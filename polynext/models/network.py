@@ -113,9 +113,7 @@ class FullyPolynomialBlocks(Blocks):
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         if stage.mixer == "attention":
             norm = self.norm(size)
-            return PolyAttention(
-                stage.width, normalisation="row_sum", size=size, norm=norm, out_norm=norm, **dd
-            )
+            return PolyAttention(stage.width, normalisation="row_sum", size=size, norm=norm, out_norm=norm, **dd)
         return super().mixer(stage, size, **dd)
 
 
@@ -147,9 +145,9 @@ class Cell(nn.Module):
         **dd: Any,
     ):
         super().__init__()
-        self.skip = blocks.skip(stage, **dd)
-        self.norm = blocks.norm(size)(stage.width, **dd)
-        self.scale = blocks.scale(config, stage, **dd)
+        self.skip: Any = blocks.skip(stage, **dd)
+        self.norm: Any = blocks.norm(size)(stage.width, **dd)
+        self.scale: Any = blocks.scale(config, stage, **dd)
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
         self.stacks = nn.ModuleList(
             Stack(blocks.mixer(stage, size, **dd), blocks.mlp(stage, size, **dd), config.scale_indices(j))
@@ -243,7 +241,7 @@ class PolyNeXt(nn.Module):
         check_image_size(self.img_size, cfg.stride)
 
         padding = cfg.stem_kernel // 2
-        size = tuple((n + 2 * padding - cfg.stem_kernel) // cfg.stem_stride + 1 for n in self.img_size)
+        height, width = ((n + 2 * padding - cfg.stem_kernel) // cfg.stem_stride + 1 for n in self.img_size)
         self.stem = nn.Conv2d(
             in_chans, cfg.stages[0].width, cfg.stem_kernel, cfg.stem_stride, padding, bias=False, **dd
         )
@@ -256,16 +254,14 @@ class PolyNeXt(nn.Module):
             downsampling = None
             if i > 0:
                 downsampling = Downsampling(cfg.stages[i - 1].width, stage.width, cfg.full_downsampling, **dd)
-                size = tuple(math.ceil(n / 2) for n in size)
-            cells = [Cell(cfg, stage, blocks, size, next(rates), **dd) for _ in range(stage.cells)]
+                height, width = math.ceil(height / 2), math.ceil(width / 2)
+            cells = [Cell(cfg, stage, blocks, (height, width), next(rates), **dd) for _ in range(stage.cells)]
             self.stages.append(Stage(downsampling, cells))
-            self.feature_info.append(
-                dict(num_chs=stage.width, reduction=cfg.stem_stride * 2**i, module=f"stages.{i}")
-            )
+            self.feature_info.append(dict(num_chs=stage.width, reduction=cfg.stem_stride * 2**i, module=f"stages.{i}"))
 
         self.num_features = cfg.stages[-1].width
-        self.norm = blocks.norm(size)(self.num_features, **dd)
-        self.head = PolyHead(self.num_features, num_classes, pool=global_pool, drop_rate=drop_rate, **dd)
+        self.norm = blocks.norm((height, width))(self.num_features, **dd)
+        self.head: Any = PolyHead(self.num_features, num_classes, pool=global_pool, drop_rate=drop_rate, **dd)
         self.head_hidden_size = self.head.hidden
 
     @property
@@ -277,8 +273,8 @@ class PolyNeXt(nn.Module):
     @property
     def log2_degree(self) -> float:
         """Base-2 logarithm of the polynomial degree in the image, norms aside as in the paper's Appendix A."""
-        operators = [m for m in self.modules() if hasattr(m, "degree")]
-        return sum(math.log2(m.degree) for m in operators)
+        degrees: list[Any] = [m.degree for m in self.modules() if hasattr(m, "degree")]
+        return sum(map(math.log2, degrees))
 
     def fold(self) -> "PolyNeXt":
         """A copy for inference with its constants absorbed: see `polynext.models.folding`."""
@@ -358,7 +354,9 @@ class PolyNeXt(nn.Module):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        for stage in self.stages:
+        """Recompute each cell in the backward pass instead of keeping what is inside it."""
+        stages: Any = self.stages
+        for stage in stages:
             stage.grad_checkpointing = enable
 
     @torch.jit.ignore

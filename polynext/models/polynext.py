@@ -47,9 +47,7 @@ def falling(entries: int, offset: float = 0.0) -> tuple[float, ...]:
 
 HALVING = (1 / 2, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
 
-TINY = four_stages(
-    48, (2, 2, 6, 2), (3, 3, 3, 3), tuple(math.log(p / (1 - p)) for p in HALVING), share_scales=True
-)
+TINY = four_stages(48, (2, 2, 6, 2), (3, 3, 3, 3), tuple(math.log(p / (1 - p)) for p in HALVING), share_scales=True)
 SMALL = four_stages(72, (3, 3, 8, 3), (3, 4, 4, 4), falling(8), full_downsampling=True)
 BASE = four_stages(84, (3, 5, 10, 3), (4, 4, 4, 4), falling(8), full_downsampling=True)
 LARGE = four_stages(96, (3, 6, 12, 3), (4, 4, 4, 4), falling(8, offset=0.5), full_downsampling=True)

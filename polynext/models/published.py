@@ -73,7 +73,7 @@ CELL = {
     "preprocess1.scale": "skip.s1",
 }
 OUTSIDE = {"stem": "stem", "norm": "norm", "proj": "head.w_ab", "head.3": "head.fc"}
-LEAVES = {"scale": "scale_logits", "running_denom": "running_row_sum"}
+LEAVES = {"scale": "scale.logits", "running_denom": "running_row_sum"}
 
 
 def is_published(checkpoint: Mapping[str, Any]) -> bool:
@@ -154,7 +154,7 @@ def without_unit_axes(name: str, value: Tensor) -> Tensor:
         return value.reshape(value.shape[-2:])
     if leaf in ("gamma", "running_row_sum"):  # (1, heads, queries, 1)
         return value.reshape(value.shape[1:3])
-    if leaf in ("s0", "s1", "scale_logits"):  # (1, C, 1, 1)
+    if leaf in ("s0", "s1", "logits"):  # (1, C, 1, 1)
         return value.flatten()
     return value
 

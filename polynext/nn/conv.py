@@ -54,4 +54,5 @@ class DepthwiseConv2d(nn.Conv2d):
 def init_kaiming(*convolutions: nn.Conv2d) -> None:
     """Kaiming normal, fan-in, gain sqrt(2): the paper's choice for PolyConv, PolyMLP and downsampling."""
     for convolution in convolutions:
-        nn.init.kaiming_normal_(convolution.weight, mode="fan_in", nonlinearity="relu")
+        if not convolution.weight.is_meta:  # where nothing happens, but slowly
+            nn.init.kaiming_normal_(convolution.weight, mode="fan_in", nonlinearity="relu")

@@ -72,14 +72,14 @@ class PositionNorm2d(nn.Module):
 
     def affine(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         """A and B of `y = A x + B`, both (C, H, W): Appendix C.5's collapsed form."""
-        weight = self.gamma_c[:, None, None] * (self.gamma_hw * (var + self.eps).rsqrt())
-        bias = -weight * mean
+        weight = (self.gamma_hw * (var + self.eps).rsqrt()).unsqueeze(-1) * self.gamma_c  # (H, W, C), as in memory
+        bias = -weight * mean.unsqueeze(-1)
         if self.beta_c is not None and self.beta_hw is not None:
-            bias = bias + self.beta_c[:, None, None] + self.beta_hw
-        return weight, bias
+            bias = bias + self.beta_c + self.beta_hw.unsqueeze(-1)
+        return weight.permute(2, 0, 1), bias.permute(2, 0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        check_size("PositionNorm2d", x, self.size)
+        check_size("PositionNorm2d", x.shape[2:], self.size)
         if self.training:
             mean, var = batch_statistics(x)
             with torch.no_grad():
@@ -124,6 +124,7 @@ class RowSumNorm(nn.Module):
         self.register_buffer("running_row_sum", start)
 
     def forward(self, weighted: Tensor, row_sum: Tensor) -> Tensor:
+        check_size("RowSumNorm", row_sum.shape[1:3], self.size)
         if self.training:
             mean = average_over_processes(row_sum.mean(dim=0)).flatten(0, 1).T
             with torch.no_grad():
@@ -156,9 +157,9 @@ def average_over_processes(value: Tensor) -> Tensor:
 
 
 @torch.fx.wrap
-def check_size(owner: str, x: Tensor, size: tuple[int, int]) -> None:
-    if tuple(x.shape[-2:]) != size:
-        given, built = ("x".join(map(str, s)) for s in (x.shape[-2:], size))
+def check_size(owner: str, given_size: tuple[int, ...], size: tuple[int, ...]) -> None:
+    if tuple(given_size) != size:
+        given, built = ("x".join(map(str, s)) for s in (given_size, size))
         raise PolyNeXtError(
             f"{owner} got a {given} feature map but holds statistics for {built}: "
             "resize the images, or build the network with the img_size you want and train it there."

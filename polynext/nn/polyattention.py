@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d
-from polynext.nn.norm import LayerNorm2d, RowSumNorm, check_size
+from polynext.nn.norm import LayerNorm2d, RowSumNorm
 
 Normalisation = Literal["l1", "row_sum", "softmax"]
 
@@ -68,7 +68,7 @@ class PolyAttention(nn.Module):
         if p < 1:
             raise PolyNeXtError(f"PolyAttention got p={p}: the degree of its kernel must be at least 1.")
         if window is not None and window < 1:
-            raise PolyNeXtError(f"PolyAttention got window={window}: give a side of at least 1, or None for no windows.")
+            raise PolyNeXtError(f"PolyAttention got window={window}: give a side of at least 1, or None.")
         if normalisation not in ("l1", "row_sum", "softmax"):
             raise PolyNeXtError(
                 f"PolyAttention got normalisation={normalisation!r}: choose 'l1', 'row_sum' or 'softmax'."
@@ -80,16 +80,13 @@ class PolyAttention(nn.Module):
             )
         heads = heads or math.ceil(channels / 64)
         inner = heads * head_dim
-        self.heads, self.p, self.normalisation, self.size, self.window = heads, p, normalisation, size, window
+        self.heads, self.p, self.normalisation, self.window = heads, p, normalisation, window
         self.norm = norm(channels, device=device, dtype=dtype)
         self.w_qkv = PointwiseConv2d(channels, 2 * inner, device=device, dtype=dtype)
         self.k_q = DepthwiseConv2d(inner, 5, device=device, dtype=dtype)
         self.k_k = DepthwiseConv2d(inner, 5, device=device, dtype=dtype)
         self.k_v = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
-        start = head_dim**-0.5
-        self.scale_logits = nn.Parameter(
-            torch.full((heads,), math.log(start / (1 - start)), device=device, dtype=dtype)
-        )
+        self.scale: nn.Module = HeadScale(heads, head_dim**-0.5, device=device, dtype=dtype)
         self.row_norm = RowSumNorm(heads, size, device=device, dtype=dtype) if size is not None else None
         self.k = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
         self.out_norm = out_norm(inner, device=device, dtype=dtype)
@@ -100,12 +97,9 @@ class PolyAttention(nn.Module):
         return 2 * self.p + 1
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.size is not None:
-            check_size("PolyAttention", x, self.size)
         qk, v = self.w_qkv(self.norm(x)).chunk(2, dim=1)
         q, k, v = (self.split_heads(t) for t in (self.k_q(qk), self.k_k(qk), self.k_v(v)))
-        q = q * self.scale_logits.sigmoid()[:, None]
-        y = self.attend(q, k, v).flatten(3).permute(0, 3, 1, 2)  # (B, h d, H, W)
+        y = self.attend(self.scale(q), k, v).flatten(3).permute(0, 3, 1, 2)  # (B, h d, H, W)
         return self.w_out(self.out_norm(self.k(y)))
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -123,6 +117,26 @@ class PolyAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, p={self.p}, normalisation={self.normalisation}, window={self.window}"
+
+
+class HeadScale(nn.Module):
+    """`s q` with s = sigmoid(lambda), one per head: (B, H, W, h, d) to (B, H, W, h, d). Degree 1."""
+
+    def __init__(
+        self,
+        heads: int,
+        start: float,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.logits = nn.Parameter(torch.full((heads,), math.log(start / (1 - start)), device=device, dtype=dtype))
+
+    def scales(self) -> Tensor:
+        return self.logits.sigmoid()
+
+    def forward(self, q: Tensor) -> Tensor:
+        return q * self.scales().unsqueeze(-1)
 
 
 @torch.fx.wrap

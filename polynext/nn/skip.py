@@ -10,9 +10,7 @@ class MultiInputSkip(nn.Module):
     Both inputs and the output are (B, C, H, W). Degree 1. Both scales start at one.
     """
 
-    def __init__(
-        self, channels: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ):
+    def __init__(self, channels: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None):
         super().__init__()
         self.s0 = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
         self.s1 = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))

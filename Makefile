@@ -1,0 +1,34 @@
+# Everything happens in .venv, a virtual environment inside this checkout. `make help` lists the targets.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help models test check slow clean
+
+help:
+	@echo "make models   set up and list the models"
+	@echo "make test     set up, lint, type-check and run the tests"
+	@echo "make slow     set up and run the slow tests"
+	@echo "make clean    remove the environment"
+
+models: .venv/installed
+	$(BIN)/polynext models
+
+test: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n auto
+
+slow: .venv/installed
+	$(BIN)/pytest -m slow
+
+clean:
+	rm -rf .venv
+
+# uv resolves and installs in a fraction of pip's time; it is itself installed into the environment only.
+.venv/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable ".[dev]"
+	touch $@

@@ -1,0 +1,58 @@
+"""The command line: what it prints, what it returns, how it fails."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from polynext.cli import COMMANDS, main
+
+
+def test_models_table(capsys) -> None:
+    assert main(["models", "*nano*"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == [
+        "cpolynext_nano",
+        "apolynext_nano",
+        "cpolynext_nano_bn",
+        "apolynext_nano_bn",
+    ]
+    assert "fully polynomial" in lines[-1]
+
+
+def test_models_as_json(capsys) -> None:
+    assert main(["models", "cpolynext_tiny*", "--json"]) == 0
+    tiny, tiny_bn = json.loads(capsys.readouterr().out)
+    assert tiny["parameters"] == 6_431_752
+    assert tiny["published_top1"] == {"in1k": 80.2}
+    assert tiny_bn["fully_polynomial"]
+    assert tiny["layers"] == 77
+    assert tiny["log2_degree"] == 73
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["models", "resnet*"], "polynext models: no model is named like 'resnet*'"),
+        (["fly"], "polynext: there is no command 'fly'"),
+        (["convert", "absent.pt", "out.safetensors"], "polynext convert: there is no file absent.pt"),
+        (["convert", "absent.pt", "out.pt"], "polynext convert: the target is out.pt"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(arguments: list[str], sentence: str, capsys) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(sentence)
+    assert error.count("\n") == 1
+
+
+def test_help_lists_every_command(capsys) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+
+
+def test_runs_as_a_module() -> None:
+    result = subprocess.run([sys.executable, "-m", "polynext", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout.strip()

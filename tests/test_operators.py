@@ -1,0 +1,321 @@
+"""The operators: their mathematics, one by one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from polynext.errors import PolyNeXtError
+from polynext.nn import (
+    DepthwiseConv2d,
+    LayerNorm2d,
+    MultiInputSkip,
+    PointwiseConv2d,
+    PolyAttention,
+    PolyConv,
+    PolyHead,
+    PolyMLP,
+    PositionNorm2d,
+    RowSumNorm,
+    SigmoidScale,
+)
+from polynext.nn import polyattention as attention_module
+
+SIZE = (6, 5)
+DOUBLE = torch.float64
+
+
+def position_norm(channels: int, **dd) -> PositionNorm2d:
+    return PositionNorm2d(channels, SIZE, beta=True, **dd)
+
+
+def randomise(module: nn.Module) -> nn.Module:
+    """Norms and scales away from their neutral start, so that leaving one out is noticed."""
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        value.data += 0.2 * torch.rand_like(value)
+        if "running_row_sum" in name:
+            value.data.fill_(1.0)
+    return module.eval()
+
+
+def degree_along_a_line(f, shape: tuple[int, ...], most: int) -> int:
+    """The degree in t of f(x + t d), from its values at Chebyshev points."""
+    x, d = torch.randn(2, *shape, dtype=DOUBLE)
+    nodes = np.polynomial.chebyshev.chebpts1(most + 3)
+    with torch.no_grad():
+        values = np.stack([f((x + t * d)[None]).flatten().numpy() for t in nodes])
+    coefficients = np.polynomial.chebyshev.chebfit(nodes, values, most + 2)
+    size = np.abs(coefficients).max(axis=1)
+    return int(np.flatnonzero(size > 1e-9 * size.max())[-1])
+
+
+OPERATORS = {
+    "PolyMLP": (lambda: PolyMLP(8, norm=position_norm, dtype=DOUBLE), 2),
+    "PolyHead": (lambda: PolyHead(8, 5, dtype=DOUBLE), 2),
+    "PolyConv": (lambda: PolyConv(8, norm=position_norm, dtype=DOUBLE), 2),
+    "PointwiseConv2d": (lambda: PointwiseConv2d(8, 3, dtype=DOUBLE), 1),
+    "DepthwiseConv2d": (lambda: DepthwiseConv2d(8, 5, dilation=2, dtype=DOUBLE), 1),
+    "PositionNorm2d": (lambda: position_norm(8, dtype=DOUBLE), 1),
+} | {
+    f"PolyAttention p={p}": (
+        lambda p=p: PolyAttention(
+            8, heads=2, head_dim=4, p=p, normalisation="row_sum", size=SIZE, norm=position_norm, dtype=DOUBLE
+        ),
+        2 * p + 1,
+    )
+    for p in (1, 2, 3, 4, 5)
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_stated_degree(name: str) -> None:
+    build, degree = OPERATORS[name]
+    operator = randomise(build())
+    assert getattr(operator, "degree", degree) == degree
+    assert degree_along_a_line(operator, (8, *SIZE), most=degree) == degree
+
+
+def test_scale_and_skip_keep_the_degree() -> None:
+    scale, skip = SigmoidScale([0.3, -1.0], dtype=DOUBLE), randomise(MultiInputSkip(8, dtype=DOUBLE))
+    assert degree_along_a_line(lambda x: scale(x, x * x, 1), (8, *SIZE), most=2) == 2
+    assert degree_along_a_line(lambda x: skip(x, 2 * x), (8, *SIZE), most=1) == 1
+
+
+def test_polymlp_is_its_formula() -> None:
+    mlp = randomise(PolyMLP(6, ratio=3, norm=nn.Identity))
+    x = torch.randn(2, 6, *SIZE)
+    w_a, w_b = mlp.w_ab.weight.flatten(1).chunk(2)
+    a, b = (torch.einsum("dc,bchw->bdhw", w, x) for w in (w_a, w_b))
+    expected = torch.einsum("cd,bdhw->bchw", mlp.w_o.weight.flatten(1), a * b)
+    torch.testing.assert_close(mlp(x), expected)
+
+
+def test_polyhead_pools_before_or_after_its_linear_map() -> None:
+    head = randomise(PolyHead(6, 4))
+    x = torch.randn(3, 6, *SIZE)
+    pooled = head(x)
+    head.reset(4, "")
+    assert head(x).shape == (3, 4, *SIZE)
+    head = randomise(PolyHead(6, 4, pool=""))
+    per_position = head(x)
+    head.pool = "avg"
+    torch.testing.assert_close(head(x), per_position.mean(dim=(2, 3)))
+    assert pooled.shape == (3, 4)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.75, 7 / 8])  # 7/8 gives an odd width, with a middle channel of its own
+def test_polyconv_is_its_formula(ratio: float) -> None:
+    conv = randomise(PolyConv(8, ratio=ratio, norm=nn.Identity))
+    x = torch.randn(2, 8, 12, 11)
+    h = conv.w_in(x)
+    m = conv.k_coarse(h) * conv.k_fine(h)[:, list(range(h.shape[1]))[::-1]]
+    torch.testing.assert_close(conv(x), conv.w_out(conv.k(m)))
+    assert conv.k_coarse.dilation == (2, 2)
+
+
+def test_layer_norm_is_over_channels() -> None:
+    norm = randomise(LayerNorm2d(8))
+    x = torch.randn(2, 8, *SIZE)
+    mean, var = x.mean(dim=1, keepdim=True), x.var(dim=1, keepdim=True, correction=0)
+    torch.testing.assert_close(norm(x), norm.weight[:, None, None] * (x - mean) / (var + 1e-5).sqrt())
+
+
+def test_position_norm_statistics() -> None:
+    norm = PositionNorm2d(8, SIZE)
+    x = torch.randn(4, 8, *SIZE) * 3 + 1
+    y = norm.train()(x)
+    mean, var = x.mean(dim=(0, 1)), x.var(dim=(0, 1), correction=0)
+    torch.testing.assert_close(y, (x - mean) / (var + 1e-5).sqrt())
+    torch.testing.assert_close(norm.running_mean, 0.1 * mean)
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * var)
+    y = norm.eval()(x)
+    torch.testing.assert_close(y, (x - norm.running_mean) / (norm.running_var + 1e-5).sqrt())
+
+
+def test_row_sum_norm_statistics() -> None:
+    norm = RowSumNorm(2, SIZE)
+    norm.gamma.data.copy_(torch.rand(2, 30))
+    before = norm.running_row_sum.clone()
+    weighted, row_sum = torch.randn(4, *SIZE, 2, 3), torch.rand(4, *SIZE, 2) + 1
+    y = norm.train()(weighted, row_sum)
+    mean = row_sum.mean(dim=0)  # (H, W, heads)
+    gamma = norm.gamma.T.reshape(*SIZE, 2)
+    torch.testing.assert_close(y, weighted * (gamma / (mean + 1e-6))[..., None])
+    torch.testing.assert_close(norm.running_row_sum, 0.9 * before + 0.1 * mean.flatten(0, 1).T)
+
+
+def test_another_feature_map_size_is_an_error_that_names_both() -> None:
+    with pytest.raises(PolyNeXtError, match="got a 4x4 feature map but holds statistics for 6x5"):
+        position_norm(8)(torch.randn(1, 8, 4, 4))
+    attention = PolyAttention(8, normalisation="row_sum", size=SIZE)
+    with pytest.raises(PolyNeXtError, match="got a 4x4 feature map but holds statistics for 6x5"):
+        attention(torch.randn(1, 8, 4, 4))
+
+
+def attention_by_hand(module: PolyAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The paper's formula with the whole matrix of weights, `mask` (N, N) zeroing some of them."""
+    qk, v = module.w_qkv(module.norm(x)).chunk(2, dim=1)
+    q, k, v = (t.flatten(2).unflatten(1, (module.heads, -1)) for t in (module.k_q(qk), module.k_k(qk), module.k_v(v)))
+    scores = torch.einsum("bhdi,bhdj->bhij", q, k) * module.scale.scales()[:, None, None]
+    mask = torch.ones(scores.shape[-2:]) if mask is None else mask
+    if module.normalisation == "softmax":
+        weights = scores.masked_fill(mask == 0, -math.inf).softmax(dim=-1)
+    else:
+        weights = (scores + 1) ** module.p * mask
+    if module.normalisation == "l1":
+        weights = nn.functional.normalize(weights, p=1, dim=-1)
+    if module.row_norm is not None:
+        weights = weights * (module.row_norm.gamma / (module.row_norm.running_row_sum + 1e-6))[..., None]
+    y = torch.einsum("bhij,bhdj->bhdi", weights, v).flatten(1, 2).unflatten(2, x.shape[2:])
+    return module.w_out(module.out_norm(module.k(y)))
+
+
+@pytest.mark.parametrize("normalisation", ["l1", "row_sum", "softmax"])
+@pytest.mark.parametrize("p", [1, 3, 4])
+@pytest.mark.parametrize("window", [None, 2, 3, 4, 20])
+def test_attention_is_its_formula(normalisation, p: int, window: int | None) -> None:
+    height, width = SIZE
+    size = SIZE if normalisation == "row_sum" else None
+    module = randomise(
+        PolyAttention(16, heads=2, head_dim=8, p=p, normalisation=normalisation, size=size, window=window)
+    )
+    x = torch.randn(2, 16, height, width)
+    mask = None
+    if window:
+        y, x_ = torch.meshgrid(torch.arange(height) // window, torch.arange(width) // window, indexing="ij")
+        tile = (y * 100 + x_).flatten()
+        mask = (tile[:, None] == tile).float()
+    torch.testing.assert_close(module(x), attention_by_hand(module, x, mask), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalisation", ["l1", "row_sum"])
+def test_blocks_of_queries_are_exact_in_values_gradients_and_statistics(monkeypatch, normalisation) -> None:
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        size = SIZE if normalisation == "row_sum" else None
+        module = PolyAttention(8, p=3, normalisation=normalisation, size=size, dtype=DOUBLE).train()
+        x = torch.randn(2, 8, *SIZE, dtype=DOUBLE, requires_grad=True)
+        y = module(x)
+        y.square().sum().backward()
+        grads = [p.grad for p in module.parameters()]
+        return [y, x.grad, *grads, *module.buffers()]
+
+    whole = run()
+    monkeypatch.setattr(attention_module, "BLOCK_ABOVE", 1)
+    monkeypatch.setattr(attention_module, "QUERY_BLOCK", 7)
+    for a, b in zip(whole, run(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def largest_tensor(f) -> int:
+    """Elements of the largest tensor that any operation makes while f runs, saved for backward or not."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for t in result if isinstance(result, tuple | list) else [result]:
+                if isinstance(t, Tensor):
+                    self.largest = max(self.largest, t.numel())
+            return result
+
+    with Watch() as watch:
+        f()
+    return watch.largest
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_attention_memory_grows_linearly(train: bool) -> None:
+    module = PolyAttention(8, heads=1, head_dim=4)
+
+    def step(side: int) -> None:
+        x = torch.randn(1, 8, side, side)
+        if train:
+            saved = 0
+
+            def pack(t: Tensor) -> Tensor:
+                nonlocal saved
+                saved += t.numel()
+                return t
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                y = module(x)
+            assert saved < 200 * side * side  # nothing quadratic is kept for the backward pass
+            y.sum().backward()
+        else:
+            with torch.no_grad():
+                module(x)
+
+    small, large = (largest_tensor(lambda s=s: step(s)) for s in (48, 96))
+    assert large <= 4.1 * small  # four times the tokens; sixteen times if it were quadratic
+
+
+@pytest.mark.parametrize(
+    ("build", "complaint"),
+    [
+        (lambda: PolyAttention(8, p=0), "p=0"),
+        (lambda: PolyAttention(8, normalisation="l2"), "'l2'"),
+        (lambda: PolyAttention(8, normalisation="row_sum"), "needs the feature map's size"),
+        (lambda: PolyAttention(8, size=(4, 4)), "take any size"),
+        (lambda: PolyAttention(8, window=0), "window=0"),
+        (lambda: PolyMLP(3, ratio=1.0), "even width"),
+        (lambda: PolyHead(3, 2, pool="max"), "'max'"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(build, complaint: str) -> None:
+    with pytest.raises(PolyNeXtError, match=complaint):
+        build()
+
+
+STANDALONE = [PolyMLP, PolyConv, PolyAttention, LayerNorm2d, lambda c, **dd: PositionNorm2d(c, SIZE, **dd)]
+
+
+@pytest.mark.parametrize("build", STANDALONE)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_any_memory_layout_gives_the_same_values(build, channels_last: bool) -> None:
+    operator = build(16)
+    x = torch.randn(2, 16, *SIZE)
+    expected = operator.eval()(x)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    y = operator(x)
+    assert y.shape == x.shape
+    torch.testing.assert_close(y, expected)
+    assert y.is_contiguous(memory_format=torch.channels_last) or not channels_last
+
+
+@pytest.mark.parametrize("build", [*STANDALONE, SigmoidScale, lambda c, **dd: PolyHead(c, 3, **dd), MultiInputSkip])
+def test_device_and_dtype_reach_every_tensor(build) -> None:
+    operator = build(16, device="meta", dtype=torch.bfloat16)
+    assert all(t.is_meta and t.dtype == torch.bfloat16 for t in [*operator.parameters(), *operator.buffers()])
+
+
+def test_attention_scale_starts_at_the_usual_one() -> None:
+    torch.testing.assert_close(PolyAttention(64).scale.scales(), torch.tensor([32**-0.5]))
+
+
+def test_kaiming_start() -> None:
+    mlp = PolyMLP(256)
+    assert mlp.w_ab.weight.std().item() == pytest.approx(math.sqrt(2 / 256), rel=0.02)
+    conv = PolyConv(4096 // 4)
+    assert conv.k_fine.weight.std().item() == pytest.approx(math.sqrt(2 / 9), rel=0.05)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    logits=st.lists(st.floats(-20, 20), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_sigmoid_scale_bounds_the_branch(logits: list[float], data) -> None:
+    scale = SigmoidScale(logits)
+    index = data.draw(st.integers(0, len(logits) - 1))
+    x, f = torch.randn(2, 1, 2, 3, 3)
+    added = scale(x, f, index) - x
+    assert (added.abs() <= f.abs() + 1e-6).all()
+    torch.testing.assert_close(added, f / (1 + math.exp(-logits[index])), rtol=1e-4, atol=1e-5)

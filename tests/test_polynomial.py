@@ -1,0 +1,136 @@
+"""Fully polynomial networks: recognised by their graph, folded without a change of value."""
+
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import polynext
+from polynext.circuit import NotPolynomialError, is_polynomial, polynomial_degree
+from tests import golden
+from tests.test_models import build, images
+
+NANO = ["cpolynext_nano_bn", "apolynext_nano_bn"]
+
+
+@pytest.mark.parametrize("name", ["cpolynext_nano_bn", "apolynext_nano_bn", "cpolynext_lowres_bn"])
+def test_fully_polynomial_models_have_the_degree_they_state(name: str) -> None:
+    model = build(name).eval()
+    degree = polynomial_degree(model, images(name))
+    assert math.log2(degree) == pytest.approx(model.log2_degree)
+    assert polynomial_degree(model.fold(), images(name)) == degree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", polynext.list_models(fully_polynomial=True))
+def test_every_fully_polynomial_model_is_one(name: str) -> None:
+    assert is_polynomial(build(name).eval(), images(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", polynext.list_models(fully_polynomial=False))
+def test_no_model_with_layer_norms_is_polynomial(name: str) -> None:
+    with pytest.raises(NotPolynomialError, match=r"layer_norm .* in stages\.0\.cells\.0\.norm"):
+        polynomial_degree(build(name).eval(), images(name))
+
+
+@pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano", "resnet18"])
+def test_other_models_are_not(name: str) -> None:
+    x = torch.zeros(2, 3, 32, 32) if name == "resnet18" else images(name)
+    with pytest.raises(NotPolynomialError, match=r"^(layer_norm|relu)"):
+        polynomial_degree(timm.create_model(name).eval(), x)
+
+
+def test_batch_statistics_are_not_polynomial() -> None:
+    with pytest.raises(NotPolynomialError):
+        polynomial_degree(build("cpolynext_nano_bn").train())
+
+
+class Function(nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+        self.w = nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, x):
+        return self.f(x, self.w)
+
+
+@pytest.mark.parametrize(
+    ("f", "degree"),
+    [
+        (lambda x, w: x @ w.sigmoid().softmax(-1) / w.exp().sum(), 1),
+        (lambda x, w: (x @ w) * x + 1, 2),
+        (lambda x, w: (x @ x.mT) ** 3, 6),
+        (lambda x, w: torch.addcmul(w, x, x).square(), 4),
+        (lambda x, w: torch.cat([x, x * x]).flip(0)[2:].sum(), 2),
+        (lambda x, w: w * 2 + torch.zeros_like(x), 0),
+    ],
+)
+def test_degrees_are_counted(f, degree: int) -> None:
+    assert polynomial_degree(Function(f), torch.rand(4, 4)) == degree
+
+
+@pytest.mark.parametrize(
+    ("f", "culprit"),
+    [
+        (lambda x, w: torch.relu(x @ w), "relu"),
+        (lambda x, w: nn.functional.gelu(x), "gelu"),
+        (lambda x, w: (x @ w).softmax(-1), "softmax"),
+        (lambda x, w: w / x, "div"),
+        (lambda x, w: x**0.5, "pow"),
+        (lambda x, w: w**x, "pow"),
+        (lambda x, w: x.abs(), "abs"),
+        (lambda x, w: x.max(), "max"),
+        (lambda x, w: (x > 0) * w, "gt"),
+        (lambda x, w: w[x.long()[0]], "to|index"),
+    ],
+)
+def test_the_first_operation_that_is_not_polynomial_is_named(f, culprit: str) -> None:
+    with pytest.raises(NotPolynomialError, match=culprit):
+        polynomial_degree(Function(f), torch.rand(4, 4))
+    assert not is_polynomial(Function(f), torch.rand(4, 4))
+
+
+@pytest.mark.parametrize("name", ["cpolynext_t_bn", "apolynext_t_bn"])
+def test_folding_keeps_the_published_networks_answers(name: str) -> None:
+    model = timm.create_model(golden.NETWORKS[name][0]).eval()
+    model.load_state_dict(polynext.from_published(golden.checkpoint(name)))
+    folded = model.fold()
+    with torch.no_grad():
+        logits, expected = folded(golden.images(224)), model(golden.images(224))
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert not any(p.requires_grad for p in folded.parameters())
+
+
+@pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano", *NANO])
+def test_folding_a_trained_network(name: str) -> None:
+    model = build(name).train()
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    with torch.no_grad():
+        for _ in range(50):  # statistics that belong to the weights
+            model(images(name, batch=16))
+    model.eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        x = images(name)
+        expected = model(x)
+        folded = model.fold()(x)
+    assert (folded - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def operations(model: nn.Module, x: torch.Tensor) -> set[str]:
+    graph = torch.export.export(model, (x,)).graph
+    return {n.target.overloadpacket.__name__ for n in graph.nodes if hasattr(n.target, "overloadpacket")}
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_a_folded_graph_holds_additions_multiplications_and_linear_maps_only(name: str) -> None:
+    arithmetic = {"add", "mul", "addcmul", "linear", "conv2d", "matmul", "mean", "sum"}
+    moving = {"permute", "transpose", "flatten", "view", "reshape", "unflatten", "chunk", "flip", "slice", "select",
+              "contiguous", "dropout", "expand", "unsqueeze", "squeeze", "alias", "_to_copy", "to"}  # fmt: skip
+    assert operations(build(name).eval().fold(), images(name)) <= arithmetic | moving

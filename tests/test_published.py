@@ -1,0 +1,187 @@
+"""The published networks: same answers, same parameters, strict loading."""
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+import polynext
+from polynext.cli import main
+from polynext.models import PUBLISHED, read_weights
+from polynext.models.costs import count_macs, count_parameters
+from tests import golden
+
+PARAMETERS = {
+    "cpolynext_tiny": 6_431_752,
+    "cpolynext_small": 25_654_376,
+    "cpolynext_base": 39_753_160,
+    "cpolynext_large": 57_359_272,
+    "apolynext_tiny": 6_530_380,
+    "apolynext_small": 26_287_948,
+    "apolynext_base": 40_896_400,
+    "apolynext_large": 57_404_020,
+    "cpolynext_lowres": 5_460_322,
+    "cpolynext_tiny_bn": 6_495_599,
+    "apolynext_tiny_bn": 6_612_791,
+    "cpolynext_small_bn": 25_756_884,
+}
+# Multiply-accumulates in billions: the paper's Table 1, to one more digit than it prints.
+GMACS = {
+    "cpolynext_tiny": 1.199,
+    "cpolynext_small": 4.780,
+    "cpolynext_base": 8.496,
+    "cpolynext_large": 12.619,
+    "apolynext_tiny": 1.342,
+    "apolynext_small": 5.290,
+    "apolynext_base": 9.312,
+    "apolynext_large": 13.350,
+    "cpolynext_lowres": 0.705,
+}
+
+
+def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+@pytest.mark.parametrize("name", golden.NETWORKS)
+def test_golden_outputs(name: str) -> None:
+    our_name, size = golden.NETWORKS[name]
+    model = timm.create_model(our_name).eval()
+    model.load_state_dict(polynext.from_published(golden.checkpoint(name)))
+    expected = golden.outputs(name)
+    with torch.no_grad():
+        features, stages = model.forward_intermediates(golden.images(size))
+        logits = model.forward_head(features)
+    assert relative_error(logits, expected["logits"]) < 1e-4
+    for i, stage in enumerate(stages, start=1):
+        assert relative_error(stage[:, :4, :4, :4], expected[f"stage{i}"]) < 1e-4
+
+
+@pytest.mark.parametrize(("name", "expected"), PARAMETERS.items())
+def test_parameters_to_the_last_digit(name: str, expected: int) -> None:
+    assert count_parameters(timm.create_model(name, device="meta")) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), GMACS.items())
+def test_multiply_accumulates(name: str, expected: float) -> None:
+    model = timm.create_model(name, device="meta")
+    assert round(count_macs(model, model.pretrained_cfg["input_size"]) / 1e9, 3) == expected
+
+
+def small_checkpoint() -> dict[str, torch.Tensor]:
+    return golden.checkpoint("cpolynext_lr_cifar10")
+
+
+def test_a_training_checkpoint_gives_its_ema_weights() -> None:
+    ema = small_checkpoint()
+    raw = {key: torch.zeros_like(value) for key, value in ema.items()}
+    wrapped = {f"module.{key}": value for key, value in ema.items()} | {"n_averaged": torch.tensor(5)}
+    converted = polynext.from_published({"epoch": 299, "state_dict": raw, "ema_state_dict": wrapped})
+    assert torch.equal(converted["stem.weight"], ema["stem.weight"])
+
+
+def test_a_training_checkpoint_without_ema_gives_its_weights() -> None:
+    weights = small_checkpoint()
+    converted = polynext.from_published({"epoch": 10, "state_dict": weights, "optimizer": {}})
+    assert torch.equal(converted["stem.weight"], weights["stem.weight"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda w: w.pop("cells.3.ops.2.weight"), "missing stages.1.cells.1.stacks.0.mixer.k_fine.weight"),
+        (lambda w: w.update({"cells.0.ops.99.weight": torch.zeros(1)}), "no PolyNeXt has: cells.0.ops.99.weight"),
+        (lambda w: w.update({"extra.weight": torch.zeros(1)}), "no PolyNeXt has: extra.weight"),
+        (lambda w: w.update({"norm.weight": torch.zeros(7)}), r"norm.weight \(7,\) instead of \(288,\)"),
+        (lambda w: w.pop("cells.0.skip_weight"), "no published PolyNeXt checkpoint"),
+        (lambda w: w.pop("head.3.weight"), "missing head.fc.weight"),
+    ],
+)
+def test_conversion_is_strict(spoil, complaint: str) -> None:
+    weights = small_checkpoint()
+    spoil(weights)
+    with pytest.raises(polynext.PolyNeXtError, match=complaint):
+        polynext.from_published(weights)
+
+
+def test_convert_command(tmp_path, capsys) -> None:
+    torch.save(small_checkpoint(), tmp_path / "published.pt")
+    assert main(["convert", str(tmp_path / "published.pt"), str(tmp_path / "ours.safetensors")]) == 0
+    assert "cpolynext_lowres, 5,460,322 parameters" in capsys.readouterr().out
+    expected = polynext.from_published(small_checkpoint())
+    written = load_file(tmp_path / "ours.safetensors")
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[key], expected[key]) for key in expected)
+    model = polynext.create_model("cpolynext_lowres")
+    polynext.load_weights(model, tmp_path / "ours.safetensors")
+    polynext.load_weights(model, tmp_path / "published.pt")
+    assert torch.equal(model.stem.weight, expected["stem.weight"])
+
+
+def test_unreadable_files_are_told_apart(tmp_path) -> None:
+    torch.save(small_checkpoint(), tmp_path / "whole.pt")
+    (tmp_path / "torn.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:100_000])
+    (tmp_path / "torn.safetensors").write_bytes(b"\x08\x00\x00\x00")
+    (tmp_path / "text.pt").write_text("not a checkpoint")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "code.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    for name in ("torn.pt", "torn.safetensors", "text.pt", "code.pt"):
+        with pytest.raises(polynext.PolyNeXtError, match="truncated or something else"):
+            read_weights(tmp_path / name)
+    with pytest.raises(polynext.PolyNeXtError, match="holds a list"):
+        read_weights(tmp_path / "list.pt")
+    with pytest.raises(polynext.PolyNeXtError, match="there is no file"):
+        read_weights(tmp_path / "absent.pt")
+
+
+def test_weights_of_another_model_are_refused(tmp_path) -> None:
+    torch.save(small_checkpoint(), tmp_path / "lowres.pt")
+    with pytest.raises(polynext.PolyNeXtError, match=r"unexpected stages.* misshapen head.fc.weight"):
+        polynext.load_weights(polynext.create_model("cpolynext_nano"), tmp_path / "lowres.pt")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Stands in for the download: serves files written to tmp_path, and notes what was asked for."""
+    asked = []
+
+    def download(repo_id: str, filename: str, **_) -> str:
+        from huggingface_hub.errors import EntryNotFoundError
+
+        if not (tmp_path / filename).exists():
+            raise EntryNotFoundError(filename)
+        asked.append((repo_id, filename))
+        return str(tmp_path / filename)
+
+    monkeypatch.setattr("timm.models._hub.hf_hub_download", download)
+    torch.save({"epoch": 1, "state_dict": small_checkpoint()}, tmp_path / "cpolynext_lr_cifar10.pt")
+    return asked
+
+
+def test_pretrained_weights_come_from_the_hub(hub) -> None:
+    model = timm.create_model("cpolynext_lowres.cifar10", pretrained=True).eval()
+    assert hub == [("JJWCactus/PolyNeXt", "cpolynext_lr_cifar10.pt")]
+    with torch.no_grad():
+        logits = model(golden.images(32))
+    assert relative_error(logits, golden.outputs("cpolynext_lr_cifar10")["logits"]) < 1e-4
+
+
+def test_pretrained_weights_adapt_to_other_channels_and_classes(hub) -> None:
+    model = timm.create_model("cpolynext_lowres", pretrained=True, in_chans=1, num_classes=7)
+    assert model.stem.weight.shape == (72, 1, 3, 3)
+    assert torch.allclose(model.stem.weight, small_checkpoint()["stem.weight"].sum(dim=1, keepdim=True))
+    assert model.head.fc.weight.shape == (7, 576)
+    features = timm.create_model("cpolynext_lowres", pretrained=True, features_only=True)
+    assert len(features(golden.images(32))) == 3
+
+
+def test_pretrained_weights_of_another_shape_are_refused(hub, tmp_path) -> None:
+    weights = small_checkpoint()
+    del weights["cells.1.ops.0.weight"]
+    torch.save(weights, tmp_path / "cpolynext_lr_cifar10.pt")
+    with pytest.raises(polynext.PolyNeXtError, match=r"missing stages\.0\.cells\.1\.stacks\.0\.mixer\.w_in"):
+        timm.create_model("cpolynext_lowres.cifar10", pretrained=True)
+
+
+def test_every_published_file_has_a_model() -> None:
+    assert set(PUBLISHED) <= set(timm.list_pretrained("*polynext*"))
