@@ -136,6 +136,12 @@ def test_position_norm_statistics() -> None:
     torch.testing.assert_close(y, (x - norm.running_mean) / (norm.running_var + 1e-5).sqrt())
 
 
+def test_position_norm_keeps_the_type_of_its_input() -> None:
+    for dtype in (torch.bfloat16, DOUBLE):
+        norm = PositionNorm2d(8, SIZE, dtype=dtype)
+        assert norm.train()(torch.randn(4, 8, *SIZE, dtype=dtype)).dtype == dtype
+
+
 def test_row_sum_norm_statistics() -> None:
     norm = RowSumNorm(2, SIZE)
     norm.gamma.data.copy_(torch.rand(2, 30))
@@ -319,3 +325,30 @@ def test_sigmoid_scale_bounds_the_branch(logits: list[float], data) -> None:
     added = scale(x, f, index) - x
     assert (added.abs() <= f.abs() + 1e-6).all()
     torch.testing.assert_close(added, f / (1 + math.exp(-logits[index])), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (13, 16), (21, 20), (5, 9)])
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("dilation", [2, 3])
+def test_dilated_gradients_are_pytorchs(size, kernel: int, dilation: int) -> None:
+    conv = DepthwiseConv2d(6, kernel, dilation=dilation, dtype=DOUBLE)
+    x = torch.randn(2, 6, *size, dtype=DOUBLE, requires_grad=True)
+    expected = nn.functional.conv2d(x, conv.weight, padding=conv.padding, dilation=dilation, groups=6)
+    weights = torch.randn_like(expected)
+    ours = conv(x)
+    torch.testing.assert_close(ours, expected)
+    for a, b in zip(
+        torch.autograd.grad((ours * weights).sum(), (x, conv.weight)),
+        torch.autograd.grad((expected * weights).sum(), (x, conv.weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_dilated_convolution_trains_under_autocast() -> None:
+    conv = DepthwiseConv2d(4, 3, dilation=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = conv(torch.randn(2, 4, 8, 8))
+    y.float().sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert conv.weight.grad is not None and conv.weight.grad.dtype == torch.float32

@@ -1,6 +1,7 @@
 """Fully polynomial networks: recognised by their graph, folded without a change of value."""
 
 import math
+from functools import partial
 
 import pytest
 import timm
@@ -9,6 +10,8 @@ from torch import nn
 
 import polynext
 from polynext.circuit import NotPolynomialError, is_polynomial, polynomial_degree
+from polynext.models import Blocks
+from polynext.nn import PositionNorm2d
 from tests import golden
 from tests.test_models import build, images
 
@@ -67,6 +70,8 @@ class Function(nn.Module):
         (lambda x, w: torch.addcmul(w, x, x).square(), 4),
         (lambda x, w: torch.cat([x, x * x]).flip(0)[2:].sum(), 2),
         (lambda x, w: w * 2 + torch.zeros_like(x), 0),
+        (lambda x, w: torch.einsum("ij,jk,kl->il", x, w, x), 2),
+        (lambda x, w: x[torch.arange(2)].half().float(), 1),
     ],
 )
 def test_degrees_are_counted(f, degree: int) -> None:
@@ -86,6 +91,9 @@ def test_degrees_are_counted(f, degree: int) -> None:
         (lambda x, w: x.max(), "max"),
         (lambda x, w: (x > 0) * w, "gt"),
         (lambda x, w: w[x.long()[0]], "to|index"),
+        (lambda x, w: torch.div(x, 2, rounding_mode="floor"), "div"),
+        (lambda x, w: x.to(torch.int32).float(), "to"),
+        (lambda x, w: w.gather(0, x.long()), "to|gather"),
     ],
 )
 def test_the_first_operation_that_is_not_polynomial_is_named(f, culprit: str) -> None:
@@ -121,6 +129,25 @@ def test_folding_a_trained_network(name: str) -> None:
         folded = model.fold()(x)
     assert (folded - expected).abs().max() < 1e-5 * expected.abs().max()
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("norm", [partial(PositionNorm2d, size=(8, 8), beta=True), nn.Identity])
+def test_folding_other_norms(norm) -> None:
+    class OtherNorm(Blocks):
+        def norm(self, size):
+            return norm
+
+    model = timm.create_model("cpolynext_nano", blocks=OtherNorm()).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    x = torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(model.fold()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_that_names_no_image_size_needs_an_example() -> None:
+    with pytest.raises(polynext.PolyNeXtError, match="give an example"):
+        polynomial_degree(nn.Linear(2, 2))
 
 
 def operations(model: nn.Module, x: torch.Tensor) -> set[str]:

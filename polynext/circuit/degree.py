@@ -21,14 +21,16 @@ SUMS = {
     aten.add, aten.sub, aten.rsub, aten.neg, aten.sum, aten.mean, aten.cat, aten.stack, aten.clone, aten.copy,
     aten.contiguous, aten._to_copy, aten.view, aten._unsafe_view, aten.reshape, aten.permute, aten.transpose, aten.t,
     aten.mT, aten.expand, aten.repeat, aten.unsqueeze, aten.squeeze, aten.flatten, aten.unflatten, aten.slice,
-    aten.select, aten.split, aten.split_with_sizes, aten.chunk, aten.unbind, aten.flip, aten.roll, aten.index,
-    aten.index_select, aten.gather, aten.constant_pad_nd, aten.pad, aten.alias, aten.detach, aten.lift_fresh_copy,
+    aten.select, aten.split, aten.split_with_sizes, aten.chunk, aten.unbind, aten.flip, aten.roll,
+    aten.constant_pad_nd, aten.pad, aten.alias, aten.detach, aten.lift_fresh_copy,
     aten.as_strided, aten.avg_pool2d, aten.adaptive_avg_pool2d, aten._adaptive_avg_pool2d, aten.diagonal, aten.cumsum,
     aten.to, aten.type_as, aten.narrow, aten.movedim, aten.upsample_bilinear2d, aten.upsample_nearest2d,
 }  # fmt: skip
+# Linear in the first argument, if what says where to look is constant.
+LOOKUPS = {aten.index, aten.index_select, aten.gather}
 # Linear in each of two arguments.
 PRODUCTS = {aten.mul, aten.mm, aten.bmm, aten.matmul, aten.dot, aten.mv, aten.convolution, aten.conv2d, aten.linear,
-            aten.einsum, aten.multiply}  # fmt: skip
+            aten.multiply}  # fmt: skip
 # sum + product of the next two.
 SUM_AND_PRODUCT = {aten.addmm, aten.baddbmm, aten.addcmul, aten.addmv, aten.addbmm}
 # What one can ask of a tensor without looking at its values.
@@ -75,6 +77,8 @@ def is_polynomial(model: nn.Module, example: Tensor | None = None) -> bool:
 
 
 def example_image(model: Any) -> Tensor:
+    if not hasattr(model, "pretrained_cfg"):
+        raise PolyNeXtError(f"{type(model).__name__} does not say what images it takes: give an example to trace with.")
     channels, *size = model.pretrained_cfg["input_size"]
     channels = getattr(model, "in_chans", channels)
     size = model.img_size if getattr(model, "fully_polynomial", False) else size
@@ -98,8 +102,12 @@ def node_degree(node: Node, degrees: dict[Node, int]) -> int:
     d = [degree_of(argument) for argument in arguments]
     if operation in SHAPES:
         return 0
-    if operation in SUMS and (operation is not aten.index or d[1] == 0):
+    if operation in SUMS and kinds_agree(node):
         return max(d)
+    if operation in LOOKUPS and max(d[1:]) == 0:
+        return d[0]
+    if operation is aten.einsum:  # linear in each of the tensors in its list
+        return sum(map(degree_of, arguments[1]))
     if operation in PRODUCTS:
         return max(d[0] + d[1], *d[2:]) if len(d) > 2 else sum(d[:2])
     if operation in SUM_AND_PRODUCT:
@@ -108,7 +116,7 @@ def node_degree(node: Node, degrees: dict[Node, int]) -> int:
         return 2 * d[0]
     if operation is aten.pow and d[1] == 0 and is_natural(arguments[1]):
         return d[0] * int(arguments[1])
-    if operation in (aten.div, aten.divide) and d[1] == 0:
+    if operation in (aten.div, aten.divide) and d[1] == 0 and not node.kwargs.get("rounding_mode"):
         return d[0]
     if operation is aten.dropout and not arguments[2]:
         return d[0]
@@ -118,6 +126,12 @@ def node_degree(node: Node, degrees: dict[Node, int]) -> int:
         f"{operation.__name__} is no polynomial operation, and the model applies it to its input's values "
         f"{place(node)}: put the model in eval mode and take a fully polynomial (_bn) variant."
     )
+
+
+def kinds_agree(node: Node) -> bool:
+    """Whether real numbers stay real numbers: a conversion to integers rounds."""
+    result = node.meta.get("val")
+    return not isinstance(result, Tensor) or result.is_floating_point()
 
 
 def is_natural(exponent: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from polynext.errors import PolyNeXtError
 
 COMMANDS = {
+    "train": "train a network by a recipe; the embedded digits without arguments",
     "models": "list the models: size, cost, accuracy, depth and polynomial degree",
     "convert": "turn a published checkpoint into a safetensors file",
 }
@@ -34,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     module = importlib.import_module(f"polynext.cli.{command}")
     try:
-        tyro.cli(module.main, prog=f"polynext {command}", args=rest, config=(tyro.conf.OmitSubcommandPrefixes,))
+        if hasattr(module, "run"):  # a command that reads its arguments itself and returns a status
+            return module.run(rest)
+        tyro.cli(module.main, prog=f"polynext {command}", args=rest)
     except PolyNeXtError as error:
         print(f"polynext {command}: {error}", file=sys.stderr)
         return 2

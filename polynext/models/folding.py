@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polynext.models.network import Cell, PolyNeXt
-from polynext.nn import PolyAttention, PolyConv, PositionNorm2d, RowSumNorm
+from polynext.nn import PolyAttention, PolyConv, PolyMLP, PositionNorm2d, RowSumNorm
 
 
 class ConstantAffine(nn.Module):
@@ -79,7 +79,7 @@ def absorb_scales(cell: Cell) -> None:
     stacks: Any = cell.stacks
     for stack in stacks:
         for branch, index in zip((stack.mixer, stack.mlp), stack.scale_indices, strict=True):
-            last_weight(branch).mul_(scales[index])
+            scale_output(branch, scales[index])
         if isinstance(stack.mixer, PolyAttention):
             absorb_head_scale(stack.mixer)
     cell.scale = PlainResidual()
@@ -91,12 +91,16 @@ def absorb_head_scale(attention: Any) -> None:
     attention.scale = nn.Identity()
 
 
-def last_weight(branch: Any) -> Tensor:
-    """A weight that the branch's output is proportional to."""
+def scale_output(branch: Any, scale: Tensor) -> None:
+    """Multiplies a branch's output by changing what comes last in it."""
+    last: dict[str, Any] = {}
     if isinstance(branch, PolyConv):
-        norm: Any = branch.norm
-        return norm.gamma_c if isinstance(norm, PositionNorm2d) else norm.weight
-    return branch.w_o.weight if hasattr(branch, "w_o") else branch.w_out.weight
+        last = dict(branch.norm.named_parameters())
+        last.pop("gamma_hw", None)  # gamma_c carries the factor of their product
+    if not last:
+        last = {"weight": branch.w_o.weight if isinstance(branch, PolyMLP) else branch.w_out.weight}
+    for parameter in last.values():
+        parameter.mul_(scale)
 
 
 def fold_skip(cell: Cell) -> None:

@@ -4,9 +4,12 @@ Both take and return (B, C, H, W) and work in channels-last memory: there a poin
 matrix product and a norm over channels runs along contiguous memory, with no copy in between.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 
 class PointwiseConv2d(nn.Conv2d):
@@ -49,6 +52,79 @@ class DepthwiseConv2d(nn.Conv2d):
             device=device,
             dtype=dtype,
         )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.dilation == (1, 1) or self.stride != (1, 1):
+            return super().forward(x)
+        return dilated_depthwise(x, self.weight, self.dilation[0])
+
+
+@torch.fx.wrap
+def dilated_depthwise(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
+    """A dilated depthwise convolution, with a backward pass of our own where PyTorch's is slow: on CPUs."""
+    if x.device.type != "cpu" or not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+        return F.conv2d(x, weight, padding=same_padding(weight, dilation), dilation=dilation, groups=len(weight))
+    if torch.is_autocast_enabled("cpu"):
+        x, weight = (t.to(torch.get_autocast_dtype("cpu")) for t in (x, weight))
+    return DilatedDepthwise.apply(x, weight, dilation)
+
+
+def same_padding(weight: Tensor, dilation: int) -> int:
+    return dilation * (weight.shape[-1] // 2)
+
+
+class DilatedDepthwise(torch.autograd.Function):
+    """PyTorch's CPU backward of a dilated depthwise convolution takes 25 to 80 times its forward; this one about 5.
+
+    The gradient of the input is a depthwise convolution with the kernel turned round. That of the kernel is an ordinary
+    one on the interleaved phases of the map, each a dense image: every d-th row and column. Where phases are smaller
+    than the kernel, which is slow again, it is a sum of products for each tap.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.dilation = dilation
+        return F.conv2d(x, weight, padding=same_padding(weight, dilation), dilation=dilation, groups=len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None]:
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        d, padding, channels = ctx.dilation, same_padding(weight, ctx.dilation), len(weight)
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=channels)
+        if ctx.needs_input_grad[1]:
+            if min(x.shape[2:]) >= d * weight.shape[-1]:
+                grad_weight = conv2d_weight(
+                    phases(x, d), weight.shape, phases(grad, d), padding=weight.shape[-1] // 2, groups=channels
+                )
+            else:
+                grad_weight = products_per_tap(x, grad, weight.shape[-1], d)
+        return grad_x, grad_weight, None
+
+
+def phases(x: Tensor, d: int) -> Tensor:
+    """(B, C, H, W) to (B d d, C, H/d, W/d): every d-th row and column, from each start, zeros at the far border."""
+    height, width = x.shape[2:]
+    x = F.pad(x, (0, -width % d, 0, -height % d)).permute(0, 2, 3, 1)
+    x = x.unflatten(2, (-1, d)).unflatten(1, (-1, d))  # (B, H/d, d, W/d, d, C)
+    return x.permute(0, 2, 4, 1, 3, 5).flatten(0, 2).permute(0, 3, 1, 2)
+
+
+def products_per_tap(x: Tensor, grad: Tensor, kernel: int, d: int) -> Tensor:
+    """The kernel's gradient (C, 1, k, k), one tap after the other."""
+    height, width = x.shape[2:]
+    reach = d * (kernel // 2)
+    padded = F.pad(x, (reach, reach, reach, reach)).permute(0, 2, 3, 1)
+    grad = grad.permute(0, 2, 3, 1)
+    taps = [
+        (padded[:, i : i + height, j : j + width] * grad).sum(dim=(0, 1, 2))
+        for i in range(0, kernel * d, d)
+        for j in range(0, kernel * d, d)
+    ]
+    return torch.stack(taps, dim=1).unflatten(1, (1, kernel, kernel))
 
 
 def init_kaiming(*convolutions: nn.Conv2d) -> None:

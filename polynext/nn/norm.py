@@ -72,6 +72,7 @@ class PositionNorm2d(nn.Module):
 
     def affine(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         """A and B of `y = A x + B`, both (C, H, W): Appendix C.5's collapsed form."""
+        mean, var = mean.to(self.gamma_hw.dtype), var.to(self.gamma_hw.dtype)
         weight = (self.gamma_hw * (var + self.eps).rsqrt()).unsqueeze(-1) * self.gamma_c  # (H, W, C), as in memory
         bias = -weight * mean.unsqueeze(-1)
         if self.beta_c is not None and self.beta_hw is not None:
@@ -102,13 +103,14 @@ class RowSumNorm(nn.Module):
         y_hi = gamma_hi * (sum_j A_hij v_j) / (R_hi + eps),    R_hi = E_b[sum_j A_bhij]
 
     Shapes: weighted sums (B, H, W, heads, d) and row sums (B, H, W, heads) to (B, H, W, heads, d). In eval mode R is
-    a constant: degree 1 in the weighted sums.
+    a constant: degree 1 in the weighted sums. `keys` is how many a query has, all H W by default.
     """
 
     def __init__(
         self,
         heads: int,
         size: tuple[int, int],
+        keys: int | None = None,
         eps: float = 1e-6,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -120,7 +122,7 @@ class RowSumNorm(nn.Module):
         self.gamma = nn.Parameter(torch.ones(heads, queries, device=device, dtype=dtype))
         self.running_row_sum: Tensor
         # Where attention starts: weights near one, so a row sums to about its number of keys.
-        start = torch.full((heads, queries), float(queries), device=device, dtype=dtype)
+        start = torch.full((heads, queries), float(keys or queries), device=device, dtype=dtype)
         self.register_buffer("running_row_sum", start)
 
     def forward(self, weighted: Tensor, row_sum: Tensor) -> Tensor:
@@ -140,7 +142,8 @@ class RowSumNorm(nn.Module):
 
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of (B, C, H, W) over batch and channels, across all processes of a distributed run."""
-    var, mean = torch.var_mean(x.float(), dim=(0, 1), correction=0)
+    x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    var, mean = torch.var_mean(x, dim=(0, 1), correction=0)
     everywhere = average_over_processes(mean)
     if everywhere is not mean:
         var = average_over_processes(var + (mean - everywhere).square())

@@ -87,7 +87,8 @@ class PolyAttention(nn.Module):
         self.k_k = DepthwiseConv2d(inner, 5, device=device, dtype=dtype)
         self.k_v = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
         self.scale: nn.Module = HeadScale(heads, head_dim**-0.5, device=device, dtype=dtype)
-        self.row_norm = RowSumNorm(heads, size, device=device, dtype=dtype) if size is not None else None
+        keys = window * window if window else None
+        self.row_norm = RowSumNorm(heads, size, keys, device=device, dtype=dtype) if size is not None else None
         self.k = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
         self.out_norm = out_norm(inner, device=device, dtype=dtype)
         self.w_out = PointwiseConv2d(inner, channels, device=device, dtype=dtype)

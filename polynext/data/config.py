@@ -1,0 +1,63 @@
+"""What to train on, and how its images are varied."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """A data set and how it is read.
+
+    Attributes:
+        name: digits (embedded), cifar10, svhn, tiny-imagenet, imagenet, folder, or timm:NAME for anything that timm's
+            create_dataset reads.
+        root: folder of the data, or a .npz with train_x, train_y, test_x, test_y; not needed for digits.
+        download: fetch cifar10 or svhn into root if they are not there.
+        image_size: side of the square images the network gets.
+        evaluation_resize: what the shorter edge is resized to before the centre crop in evaluation.
+        mean: per channel, of pixel values in 0 to 1.
+        std: per channel.
+        workers: processes that prepare images beside the one that trains; 0 for none.
+        most_memory: gigabytes up to which decoded images are kept, so that none is decoded twice.
+        limit: use this many training images only, the same number of each class as far as that goes; 0 for all.
+    """
+
+    name: str = "digits"
+    root: Path | None = None
+    download: bool = False
+    image_size: int = 8
+    evaluation_resize: int = 8
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    workers: int = 0
+    most_memory: float = 4.0
+    limit: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """How training images are varied.
+
+    Attributes:
+        crop: "resized" is a random resized crop, "shift" moves by up to an eighth of the side (at least one pixel),
+            "none" leaves images where they are.
+        crop_scale: share of the area a resized crop keeps at least.
+        interpolation: of a resized crop: bicubic, bilinear, or one of the two at random.
+        hflip: probability of a mirrored image.
+        rand_augment: timm's name of a RandAugment policy; empty for none.
+        erasing: probability of erasing a random rectangle with random pixels.
+        mixup: alpha of Mixup, 0 for none.
+        cutmix: alpha of CutMix, 0 for none. With both, each batch gets one of the two, at even odds.
+        label_smoothing: share of a label's weight spread over all classes.
+    """
+
+    crop: Literal["resized", "shift", "none"] = "resized"
+    crop_scale: float = 0.08
+    interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
+    hflip: float = 0.5
+    rand_augment: str = "rand-m9-mstd0.5-inc1"
+    erasing: float = 0.25
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    label_smoothing: float = 0.1

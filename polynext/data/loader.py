@@ -1,0 +1,93 @@
+"""Batches in an order, and with variations, that follow from the seed, the epoch and the image alone.
+
+Nothing depends on how many processes prepare the images or on where a run was interrupted: every image's random numbers
+start from (seed, epoch, index), and the order of an epoch from (seed, epoch).
+"""
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from polynext.data.sets import Examples
+from polynext.data.transforms import Transform
+
+
+class Prepared(Dataset):
+    """Examples through a transform, each with its own random numbers if it has a seed."""
+
+    def __init__(self, examples: Examples, transform: Transform, seed: tuple[int, int] | None = None):
+        self.examples, self.transform, self.seed = examples, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if self.seed is not None:
+            seed_everything(*self.seed, index)
+        image, label = self.examples[index]
+        return self.transform(image), label
+
+
+def seed_everything(*numbers: int) -> None:
+    """Python's, numpy's and torch's random numbers from a tuple of numbers, in a few microseconds."""
+    seed = 0
+    for number in numbers:  # splitmix64, so that neighbouring numbers give unrelated seeds
+        seed = (seed + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        seed = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        seed = ((seed ^ (seed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        seed ^= seed >> 31
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  (timm's augmentations draw from numpy's global state)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would note a stack trace for each absent GPU
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+def batches(
+    examples: Examples,
+    transform: Transform,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    start: int = 0,
+    share: tuple[int, int] = (0, 1),
+    workers: int = 0,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """An epoch of training batches from batch number `start` on; a last incomplete batch is left out.
+
+    `share` = (r, n) gives the r-th of n processes its part of each batch, which `batch_size` counts whole.
+    """
+    order = epoch_order(len(examples), seed, epoch)
+    rank, processes = share
+    mine = batch_size // processes
+    chosen = [
+        order[b * batch_size + rank * mine : b * batch_size + (rank + 1) * mine].tolist()
+        for b in range(start, len(order) // batch_size)
+    ]
+    loader = DataLoader(
+        Prepared(examples, transform, (seed, epoch)),
+        batch_sampler=chosen,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+    )
+    yield from loader
+
+
+def evaluation_batches(
+    examples: Examples, transform: Transform, batch_size: int, share: tuple[int, int] = (0, 1), workers: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every image exactly once over all processes, in order."""
+    rank, processes = share
+    indices = np.arange(rank, len(examples), processes)
+    chosen = [indices[i : i + batch_size].tolist() for i in range(0, len(indices), batch_size)]
+    yield from DataLoader(
+        Prepared(examples, transform), batch_sampler=chosen, num_workers=workers, pin_memory=torch.cuda.is_available()
+    )

@@ -1,0 +1,219 @@
+"""Data sets: labelled images, in memory where they fit."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from polynext.data.config import DataConfig
+from polynext.errors import PolyNeXtError
+
+Split = Literal["train", "test"]
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp", ".tif", ".tiff"}
+SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "test")}
+
+
+class Examples:
+    """Labelled images: `examples[i]` is a PIL image and its class."""
+
+    def __init__(self, labels: Sequence[int], classes: Sequence[str]):
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self.classes = list(classes)
+        if len(self.labels) == 0:
+            raise PolyNeXtError("the data set has no images: check its folder.")
+        lowest, highest = int(self.labels.min()), int(self.labels.max())
+        if lowest < 0 or highest >= len(self.classes):
+            raise PolyNeXtError(
+                f"the data set has labels from {lowest} to {highest} but {len(self.classes)} classes: "
+                f"expected 0 to {len(self.classes) - 1}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return self.image(index), int(self.labels[index])
+
+    def image(self, index: int) -> Image.Image:
+        raise NotImplementedError
+
+    def subset(self, indices: np.ndarray) -> "Examples":
+        return Subset(self, indices)
+
+
+class Subset(Examples):
+    """Some of the examples."""
+
+    def __init__(self, examples: Examples, indices: np.ndarray):
+        super().__init__(examples.labels[indices], examples.classes)
+        self.examples, self.indices = examples, indices
+
+    def image(self, index: int) -> Image.Image:
+        return self.examples.image(int(self.indices[index]))
+
+
+class ArrayExamples(Examples):
+    """Images in one uint8 array, (N, H, W) or (N, H, W, 3)."""
+
+    def __init__(self, images: np.ndarray, labels: Sequence[int], classes: Sequence[str]):
+        super().__init__(labels, classes)
+        if len(images) != len(self.labels) or images.dtype != np.uint8 or images.ndim not in (3, 4):
+            raise PolyNeXtError(
+                f"got images {images.dtype} {images.shape} for {len(self.labels)} labels: "
+                "expected uint8 of shape (N, H, W) or (N, H, W, 3)."
+            )
+        self.images = images
+
+    def image(self, index: int) -> Image.Image:
+        return Image.fromarray(self.images[index])
+
+
+class FolderExamples(Examples):
+    """A folder of one folder per class. Decoded images are kept while they fit in `most_memory` gigabytes."""
+
+    def __init__(self, root: Path, most_memory: float = 0.0):
+        classes = sorted(f.name for f in root.iterdir() if f.is_dir())
+        found = [
+            (path, label)
+            for label, name in enumerate(classes)
+            for path in sorted((root / name).rglob("*"))
+            if path.suffix.lower() in IMAGE_SUFFIXES
+        ]
+        if not found:
+            raise PolyNeXtError(f"{root} has no images: expected one folder per class with images in it.")
+        empty = [name for label, name in enumerate(classes) if label not in {label for _, label in found}]
+        if empty:
+            raise PolyNeXtError(f"{root} has classes without an image: {', '.join(empty[:5])}.")
+        super().__init__([label for _, label in found], classes)
+        self.paths = [path for path, _ in found]
+        self.room = most_memory * 2**30
+        self.kept: dict[int, Image.Image] = {}
+
+    def image(self, index: int) -> Image.Image:
+        if index in self.kept:
+            return self.kept[index]
+        path = self.paths[index]
+        try:
+            with Image.open(path) as file:
+                image = file.convert("RGB")
+        except (UnidentifiedImageError, OSError) as error:
+            raise PolyNeXtError(f"{path} cannot be read as an image: mend or remove it.") from error
+        size = 3 * image.width * image.height
+        if size <= self.room:
+            self.room -= size
+            self.kept[index] = image
+        return image
+
+
+class TimmExamples(Examples):
+    """Anything with a length that timm's create_dataset reads."""
+
+    def __init__(self, dataset: Sequence[tuple[Image.Image, int]], labels: Sequence[int], classes: Sequence[str]):
+        super().__init__(labels, classes)
+        self.dataset = dataset
+
+    def image(self, index: int) -> Image.Image:
+        return self.dataset[index][0]
+
+
+def load_examples(config: DataConfig, split: Split) -> Examples:
+    """The images of a split, `limit` of them if that is set and this is the training split."""
+    examples = read(config, split)
+    if config.limit and split == "train":
+        if not 0 < config.limit <= len(examples):
+            raise PolyNeXtError(f"limit is {config.limit} but {config.name} has {len(examples)} training images.")
+        examples = examples.subset(balanced_indices(examples.labels, config.limit))
+    return examples
+
+
+def read(config: DataConfig, split: Split) -> Examples:
+    if config.name == "digits":
+        return digits(split)
+    if config.name.startswith("timm:"):
+        return from_timm(config, split)
+    if config.root is None:
+        raise PolyNeXtError(f"{config.name} needs a place: give --data.root, a folder or a .npz file.")
+    if config.root.suffix == ".npz":
+        return from_npz(config.root, split)
+    if config.name in ("cifar10", "svhn"):
+        return from_torchvision(config, split)
+    if config.name in ("tiny-imagenet", "imagenet", "folder"):
+        if not config.root.is_dir():
+            raise PolyNeXtError(
+                f"there is no folder {config.root}: give --data.root, a folder with train and val in it."
+            )
+        return FolderExamples(split_folder(config.root, split), config.most_memory)
+    raise PolyNeXtError(
+        f"there is no data set {config.name!r}: choose digits, cifar10, svhn, tiny-imagenet, imagenet, "
+        "folder or timm:NAME."
+    )
+
+
+def digits(split: Split) -> ArrayExamples:
+    """scikit-learn's 1797 handwritten digits, 8x8 grey: every fifth image of a class is for testing."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = np.round(data.images * (255 / 16)).astype(np.uint8)
+    test = np.zeros(len(images), dtype=bool)
+    for label in range(10):
+        test[np.flatnonzero(data.target == label)[::5]] = True
+    chosen = test if split == "test" else ~test
+    return ArrayExamples(images[chosen], data.target[chosen], [str(i) for i in range(10)])
+
+
+def from_npz(path: Path, split: Split) -> ArrayExamples:
+    if not path.is_file():
+        raise PolyNeXtError(f"there is no file {path}: give a .npz with train_x, train_y, test_x and test_y.")
+    try:
+        with np.load(path) as file:
+            images, labels = file[f"{split}_x"], file[f"{split}_y"]
+            names = [str(n) for n in file["names"]] if "names" in file else None
+    except (KeyError, ValueError, OSError, EOFError) as error:
+        raise PolyNeXtError(f"{path} cannot be used: expected a .npz with train_x, train_y, test_x, test_y.") from error
+    return ArrayExamples(images, labels, names or [str(i) for i in range(int(labels.max()) + 1)])
+
+
+def from_torchvision(config: DataConfig, split: Split) -> ArrayExamples:
+    from torchvision.datasets import CIFAR10, SVHN
+
+    assert config.root is not None
+    try:
+        if config.name == "cifar10":
+            data = CIFAR10(config.root, train=split == "train", download=config.download)
+            return ArrayExamples(data.data, data.targets, data.classes)
+        svhn = SVHN(config.root, split=split, download=config.download)
+        return ArrayExamples(np.ascontiguousarray(svhn.data.transpose(0, 2, 3, 1)), svhn.labels, list("0123456789"))
+    except RuntimeError as error:
+        raise PolyNeXtError(
+            f"{config.name} is not in {config.root}: add --data.download to fetch it, or give a .npz."
+        ) from error
+
+
+def from_timm(config: DataConfig, split: Split) -> TimmExamples:
+    from timm.data import create_dataset
+
+    names = {"train": "train", "test": "validation"}
+    data = create_dataset(config.name.removeprefix("timm:"), root=str(config.root or ""), split=names[split])
+    labels = [int(data[i][1]) for i in range(len(data))]
+    return TimmExamples(data, labels, [str(i) for i in range(max(labels) + 1)])
+
+
+def split_folder(root: Path, split: Split) -> Path:
+    for name in SPLIT_FOLDERS[split]:
+        if (root / name).is_dir():
+            return root / name
+    raise PolyNeXtError(
+        f"{root} has no folder named {' or '.join(SPLIT_FOLDERS[split])}: expected one for the {split} images."
+    )
+
+
+def balanced_indices(labels: np.ndarray, count: int) -> np.ndarray:
+    """The first `count` indices when classes take turns, in the data set's order."""
+    turn = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        turn[of_class] = np.arange(len(of_class))
+    return np.sort(np.argsort(turn, kind="stable")[:count])

@@ -1,0 +1,24 @@
+"""One function per published run, returning a whole config. `imagenet.py` has the paper's main table of recipes."""
+
+from collections.abc import Callable
+
+from polynext.errors import PolyNeXtError
+from polynext.recipes import imagenet, lowres, metaformer, small
+from polynext.training import TrainConfig
+
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "digits": small.digits,
+    "cifar10": small.cifar10,
+    **imagenet.RECIPES,
+    **lowres.RECIPES,
+    **metaformer.RECIPES,
+}
+
+
+def recipe(name: str) -> TrainConfig:
+    if name not in RECIPES:
+        raise PolyNeXtError(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}, or give a YAML file.")
+    return RECIPES[name]()
+
+
+__all__ = ["RECIPES", "recipe"]

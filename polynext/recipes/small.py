@@ -1,0 +1,52 @@
+"""Runs for laptops: our own, not the paper's."""
+
+from pathlib import Path
+
+from polynext.data import AugmentConfig, DataConfig
+from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
+from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+
+
+def digits() -> TrainConfig:
+    """CPolyNeXt-nano on the embedded handwritten digits."""
+    return TrainConfig(
+        model=ModelConfig(name="cpolynext_nano"),
+        data=DataConfig(),
+        augment=AugmentConfig(
+            crop="shift", hflip=0.0, rand_augment="", erasing=0.0, mixup=0.0, cutmix=0.0, label_smoothing=0.1
+        ),
+        optimizer=OptimizerConfig(lr=4e-3, weight_decay=0.05),
+        schedule=ScheduleConfig(warmup_epochs=2, min_lr=1e-5),
+        ema=EmaConfig(decay=0.99),
+        epochs=60,
+        batch_size=64,
+        micro_batch=64,
+        precision="float32",
+        compile=False,
+        checkpoint_minutes=0.0,
+    )
+
+
+def cifar10() -> TrainConfig:
+    """CIFAR-10 on a CPU, in an hour or two rather than days."""
+    return TrainConfig(
+        model=ModelConfig(name="cpolynext_micro"),
+        data=DataConfig(
+            name="cifar10",
+            root=Path("data"),
+            image_size=32,
+            evaluation_resize=32,
+            mean=CIFAR10_MEAN,
+            std=CIFAR10_STD,
+            workers=1,
+        ),
+        augment=AugmentConfig(crop="shift", rand_augment="", erasing=0.0, mixup=0.0, cutmix=0.0),
+        optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.05),
+        schedule=ScheduleConfig(warmup_epochs=1, min_lr=0.0),
+        ema=EmaConfig(decay=0.999),
+        epochs=8,
+        batch_size=96,
+        micro_batch=96,
+        precision="float32",
+        compile=False,
+    )

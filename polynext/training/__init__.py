@@ -1,0 +1,25 @@
+"""The training engine. `config.py` says what a run is, `engine.py` runs it, `folder.py` is what it leaves behind."""
+
+from polynext.training.config import (
+    EmaConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+    from_yaml,
+    to_yaml,
+)
+from polynext.training.engine import Interrupted, Trainer, train
+
+__all__ = [
+    "EmaConfig",
+    "Interrupted",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ScheduleConfig",
+    "TrainConfig",
+    "Trainer",
+    "from_yaml",
+    "to_yaml",
+    "train",
+]

@@ -1,0 +1,26 @@
+"""How often a classifier is right."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polynext.training.distributed import Processes
+
+
+@torch.inference_mode()
+def measure_accuracy(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], group: Processes
+) -> tuple[float, float]:
+    """Top-1 accuracy in per cent and mean cross-entropy over all processes' images, each counted once."""
+    model.eval()
+    right = loss = count = 0.0
+    for images, labels in batches:
+        images, labels = images.to(group.device), labels.to(group.device)
+        logits = model(images).float()
+        right += (logits.argmax(dim=1) == labels).sum().item()
+        loss += F.cross_entropy(logits, labels, reduction="sum").item()
+        count += len(labels)
+    right, loss, count = group.total(right, loss, count)
+    return 100 * right / count, loss / count

@@ -1,0 +1,192 @@
+"""Everything a training run is defined by, as dataclasses, and as YAML."""
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from polynext.data import AugmentConfig, DataConfig
+from polynext.errors import PolyNeXtError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimiser.
+
+    Attributes:
+        name: adamw, or lamb with decoupled weight decay.
+        lr: learning rate at its highest.
+        weight_decay: on all parameters.
+        betas: decay of the running moments.
+        eps: added to the denominator.
+        clip_grad: limit of the gradient's global norm, 0 for none.
+    """
+
+    name: Literal["adamw", "lamb"] = "adamw"
+    lr: float = 4e-3
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip_grad: float = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate by epoch: linear warmup, then half a cosine.
+
+    Attributes:
+        warmup_epochs: epochs of warmup.
+        warmup_factor: share of the rate that warmup starts from.
+        min_lr: where the cosine ends.
+    """
+
+    warmup_epochs: int = 0
+    warmup_factor: float = 0.1
+    min_lr: float = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network and its regularisation.
+
+    Attributes:
+        name: any of our models or timm's.
+        drop_path: stochastic depth of the last cell.
+        dropout: of the classifier's input at the last epoch.
+        dropout_rises: whether dropout rises linearly from 0 at the first epoch or is constant.
+        initial_weights: a checkpoint to start from.
+    """
+
+    name: str = "cpolynext_nano"
+    drop_path: float = 0.0
+    dropout: float = 0.0
+    dropout_rises: bool = True
+    initial_weights: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmaConfig:
+    """The exponential moving average of the weights, evaluated beside them.
+
+    Attributes:
+        decay: per optimiser step; 0 for no average.
+        start: share of the training after which it starts.
+    """
+
+    decay: float = 0.9999
+    start: float = 2 / 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A whole training run.
+
+    Attributes:
+        model: the network.
+        data: what it learns from.
+        augment: how images are varied.
+        optimizer: how it learns.
+        schedule: the learning rate.
+        ema: the averaged weights.
+        epochs: passes over the data.
+        batch_size: images per optimiser step, over all processes and accumulated batches.
+        micro_batch: images a process handles at once; gradients are accumulated up to batch_size.
+        precision: of the forward pass: float32 or bf16 autocast.
+        compile: with torch.compile.
+        seed: of everything random.
+        checkpoint_minutes: save this often inside an epoch too; 0 for at its end only.
+        log_steps: optimiser steps between two lines of step metrics; 0 for none.
+        wandb: project name to log to with Weights & Biases; empty for not.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    epochs: int = 300
+    batch_size: int = 1024
+    micro_batch: int = 128
+    precision: Literal["float32", "bf16"] = "bf16"
+    compile: bool = True
+    seed: int = 0
+    checkpoint_minutes: float = 10.0
+    log_steps: int = 50
+    wandb: str = ""
+
+
+def to_yaml(config: TrainConfig) -> str:
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(v) for key, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(v) for v in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return yaml.safe_dump(plain(dataclasses.asdict(config)), sort_keys=False)
+
+
+def from_yaml(text: str, source: str = "the configuration") -> TrainConfig:
+    """The config that `to_yaml` wrote; fields left out keep their defaults, an unknown one is an error."""
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise PolyNeXtError(f"{source} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise PolyNeXtError(f"{source} holds no fields: expected what `polynext train --print-config` prints.")
+    return parse(TrainConfig, values, source, "")
+
+
+def parse(cls: Any, values: dict[str, Any], source: str, prefix: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(values.keys() - hints.keys())
+    if unknown:
+        raise PolyNeXtError(
+            f"{source} has the unknown field {prefix}{unknown[0]}: the fields there are {', '.join(hints)}."
+        )
+    return cls(**{name: convert(hints[name], value, source, prefix + name) for name, value in values.items()})
+
+
+def convert(hint: Any, value: Any, source: str, name: str) -> Any:
+    def wrong() -> PolyNeXtError:
+        return PolyNeXtError(f"{source} gives {name}: {value!r}, which is no {describe(hint)}.")
+
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise wrong()
+        return parse(hint, value, source, f"{name}.")
+    if isinstance(hint, types.UnionType):
+        if value is None and type(None) in hint.__args__:
+            return None
+        return convert(hint.__args__[0], value, source, name)
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise wrong()
+        inner = typing.get_args(hint)[0]
+        return tuple(convert(inner, v, source, name) for v in value)
+    if origin is Literal:
+        if value not in typing.get_args(hint):
+            raise wrong()
+        return value
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError as error:
+            raise wrong() from error
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise wrong()
+    return value
+
+
+def describe(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(str, typing.get_args(hint)))
+    return getattr(hint, "__name__", str(hint))

@@ -1,0 +1,48 @@
+"""One process or many, as torchrun started them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all of the run."""
+
+    rank: int
+    count: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def total(self, *values: float) -> list[float]:
+        """Sums over all processes."""
+        if self.count == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+
+@contextmanager
+def processes() -> Iterator[Processes]:
+    """Joins the processes that torchrun started, or is alone; on the GPU of the local rank if there is one."""
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        yield Processes(0, 1, device)
+        return
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,26 @@
+"""What changes from epoch to epoch."""
+
+import math
+
+from polynext.training.config import TrainConfig
+
+
+def learning_rate(config: TrainConfig, epoch: int) -> float:
+    """Linear from `warmup_factor` of the rate over the warmup, then half a cosine to `min_lr` at the end."""
+    peak, schedule = config.optimizer.lr, config.schedule
+    if epoch < schedule.warmup_epochs:
+        return peak * (schedule.warmup_factor + (1 - schedule.warmup_factor) * epoch / schedule.warmup_epochs)
+    progress = (epoch - schedule.warmup_epochs) / (config.epochs - schedule.warmup_epochs)
+    return schedule.min_lr + (peak - schedule.min_lr) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def head_dropout(config: TrainConfig, epoch: int) -> float:
+    """Linear from 0 at the first epoch to its final value at the last one (Appendix C.3)."""
+    if not config.model.dropout_rises:
+        return config.model.dropout
+    return config.model.dropout * epoch / max(config.epochs - 1, 1)
+
+
+def averages_from(config: TrainConfig) -> int:
+    """The first epoch of the moving average."""
+    return math.floor(config.ema.start * config.epochs + 1e-9)
