@@ -197,7 +197,10 @@ def from_timm(config: DataConfig, split: Split) -> TimmExamples:
 
     names = {"train": "train", "test": "validation"}
     data = create_dataset(config.name.removeprefix("timm:"), root=str(config.root or ""), split=names[split])
-    labels = [int(data[i][1]) for i in range(len(data))]
+    if not hasattr(data, "__getitem__"):
+        raise PolyNeXtError(f"{config.name} is a stream without an order: give a data set whose images have numbers.")
+    samples = getattr(data.reader, "samples", None)  # known without opening an image
+    labels = [int(label) for _, label in samples] if samples else [int(data[i][1]) for i in range(len(data))]
     return TimmExamples(data, labels, [str(i) for i in range(max(labels) + 1)])
 
 

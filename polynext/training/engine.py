@@ -148,6 +148,7 @@ class Trainer:
             loss_sum += loss.item() / len(micro_batches)
             totals["right"] += (logits.argmax(dim=1) == labels).sum().item()
             totals["images"] += len(labels)
+        loss_sum = self.group.total(loss_sum)[0] / self.group.count  # the same in all processes, as is the gradient
         with self.profile("optimiser"):
             norm = self.gradient_norm()
             progress.step += 1

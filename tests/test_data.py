@@ -1,0 +1,157 @@
+"""Data sets and transforms."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from polynext.data import (
+    AugmentConfig,
+    DataConfig,
+    batches,
+    evaluation_batches,
+    evaluation_transform,
+    load_examples,
+    training_transform,
+)
+from polynext.data.sets import ArrayExamples, balanced_indices
+from polynext.errors import PolyNeXtError
+
+
+def examples(count: int = 20, size: int = 8) -> ArrayExamples:
+    images = np.arange(count, dtype=np.uint8)[:, None, None] * np.ones((1, size, size), dtype=np.uint8)
+    return ArrayExamples(images, [i % 4 for i in range(count)], list("abcd"))
+
+
+def test_digits_are_split_once_and_for_all() -> None:
+    train, test = (load_examples(DataConfig(), split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (1433, 364)
+    assert np.bincount(test.labels).min() >= 34
+    assert train.images.max() == 255
+    overlap = {i.tobytes() for i in train.images} & {i.tobytes() for i in test.images}
+    assert not overlap
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(1, 40), processes=st.integers(1, 5), batch=st.integers(1, 7))
+def test_evaluation_sees_every_image_once(count: int, processes: int, batch: int) -> None:
+    data = DataConfig(mean=(0.0,), std=(1 / 255,))
+    seen = []
+    for rank in range(processes):
+        for images, _ in evaluation_batches(examples(count), evaluation_transform(data), batch, (rank, processes)):
+            seen += [round(v) for v in images[:, 0, 0, 0].tolist()]
+    assert sorted(seen) == list(range(count))
+
+
+def test_processes_share_each_training_batch() -> None:
+    plain = training_transform(
+        DataConfig(mean=(0.0,), std=(1 / 255,)),
+        AugmentConfig(crop="none", hflip=0.0, rand_augment="", erasing=0.0),
+    )
+
+    def order(share: tuple[int, int], start: int = 0) -> list[list[int]]:
+        loader = batches(examples(), plain, 8, seed=3, epoch=1, start=start, share=share)
+        return [[round(v) for v in images[:, 0, 0, 0].tolist()] for images, _ in loader]
+
+    whole, first, second = order((0, 1)), order((0, 2)), order((1, 2))
+    assert [a + b for a, b in zip(first, second, strict=True)] == whole
+    assert len(whole) == 2  # 20 images, the incomplete third batch left out
+    assert order((0, 1), start=1) == whole[1:]
+
+
+def test_the_papers_augmentation_runs_on_colour_images() -> None:
+    data = DataConfig(image_size=32, evaluation_resize=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    transform = training_transform(data, AugmentConfig())
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 36, 3), dtype=np.uint8))
+    assert transform(image).shape == (3, 32, 32)
+
+
+def test_evaluation_resizes_and_crops_the_centre() -> None:
+    data = DataConfig(image_size=224, evaluation_resize=232, mean=(0.0,) * 3, std=(1 / 255,) * 3)
+    values = np.zeros((464, 696, 3), dtype=np.uint8)
+    values[:, :, 0] = np.arange(696) * 255 // 696
+    out = evaluation_transform(data)(Image.fromarray(values))
+    assert out.shape == (3, 224, 224)
+    centre = out[0].mean(dim=0)
+    assert centre[111:113].mean().item() == pytest.approx(127, abs=1)
+    assert centre[0].item() == pytest.approx((348 / 2 - 112) / 348 * 255, abs=1.5)
+
+
+def test_normalisation() -> None:
+    data = DataConfig(image_size=2, evaluation_resize=2, mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 1.0))
+    out = evaluation_transform(data)(Image.fromarray(np.full((2, 2, 3), 255, dtype=np.uint8)))
+    torch.testing.assert_close(out[:, 0, 0], torch.tensor([1.0, 3.0, 1.0]))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (10, 12), (i * 40, 0, 0)).save(tmp_path / split / name / f"{i}.png")
+    return tmp_path
+
+
+def test_a_folder_of_classes(folder) -> None:
+    train = load_examples(DataConfig(name="folder", root=folder), "train")
+    assert train.classes == ["cat", "dog"]
+    assert train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert train.image(4) is train.image(4)  # decoded once
+    small = load_examples(DataConfig(name="imagenet", root=folder, most_memory=0.0), "test")
+    assert small.image(4) is not small.image(4)
+
+
+def test_a_npz_file(tmp_path) -> None:
+    images = np.zeros((6, 4, 4, 3), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", train_x=images, train_y=np.arange(6) % 2, test_x=images, test_y=np.arange(6) % 2)
+    data = load_examples(DataConfig(name="cifar10", root=tmp_path / "x.npz", limit=4), "train")
+    assert len(data) == 4 and np.bincount(data.labels).tolist() == [2, 2]
+
+
+def test_torchvision_sets_are_not_fetched_unasked(tmp_path) -> None:
+    for name in ("cifar10", "svhn"):
+        with pytest.raises(PolyNeXtError, match=r"add --data\.download"):
+            load_examples(DataConfig(name=name, root=tmp_path), "train")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # timm's
+def test_anything_timm_reads(folder) -> None:
+    data = load_examples(DataConfig(name="timm:", root=folder), "train")
+    assert len(data) == 6 and len(data.classes) == 2
+
+
+def test_bad_data_is_told_in_a_sentence(folder, tmp_path) -> None:
+    def load(split="train", **options):
+        return load_examples(DataConfig(**options), split)
+
+    (folder / "train" / "dog" / "torn.jpg").write_bytes(b"\xff\xd8\xff")
+    data = load(name="folder", root=folder)
+    with pytest.raises(PolyNeXtError, match=r"torn\.jpg cannot be read as an image"):
+        for i in range(len(data)):
+            data.image(i)
+    (folder / "train" / "owl").mkdir()
+    with pytest.raises(PolyNeXtError, match="classes without an image: owl"):
+        load(name="folder", root=folder)
+    (tmp_path / "empty" / "train").mkdir(parents=True)
+    with pytest.raises(PolyNeXtError, match="has no images"):
+        load(name="folder", root=tmp_path / "empty")
+    with pytest.raises(PolyNeXtError, match="has no folder named val"):
+        load("test", name="folder", root=tmp_path / "empty")
+    with pytest.raises(PolyNeXtError, match="there is no folder"):
+        load(name="imagenet", root=tmp_path / "absent")
+    with pytest.raises(PolyNeXtError, match="there is no data set 'cats'"):
+        load(name="cats", root=folder)
+    with pytest.raises(PolyNeXtError, match="limit is 5000"):
+        load(limit=5000)
+    with pytest.raises(PolyNeXtError, match="labels from 0 to 5 but 2 classes"):
+        ArrayExamples(np.zeros((6, 4, 4), dtype=np.uint8), range(6), ["a", "b"])
+    with pytest.raises(PolyNeXtError, match="expected uint8"):
+        ArrayExamples(np.zeros((6, 4, 4)), [0] * 6, ["a"])
+
+
+def test_a_limit_takes_classes_in_turn() -> None:
+    labels = np.array([0, 0, 0, 0, 1, 1, 2])
+    assert balanced_indices(labels, 5).tolist() == [0, 1, 4, 5, 6]

@@ -1,0 +1,437 @@
+"""Training: what the recipe says happens, interrupted runs end like others, and mistakes cost nothing."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polynext
+from polynext.cli import main
+from polynext.data import AugmentConfig, DataConfig
+from polynext.recipes import RECIPES, recipe
+from polynext.training import (
+    EmaConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    Trainer,
+    from_yaml,
+    to_yaml,
+    train,
+)
+from polynext.training import engine as engine_module
+from polynext.training.distributed import Processes
+from polynext.training.folder import RunFolder
+from polynext.training.optimizer import build_optimizer
+from polynext.training.schedule import averages_from, head_dropout, learning_rate
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+
+
+def short(**changes) -> TrainConfig:
+    """Two epochs of a few steps, with everything random switched on."""
+    base = dataclasses.replace(
+        recipe("digits"),
+        data=DataConfig(limit=128),
+        augment=AugmentConfig(crop="shift", hflip=0.5, rand_augment="", erasing=0.0),
+        model=ModelConfig(name="cpolynext_nano", dropout=0.2, drop_path=0.2),
+        ema=EmaConfig(decay=0.9, start=0.5),
+        epochs=2,
+        batch_size=32,
+        micro_batch=16,
+        log_steps=1,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    state = RunFolder(folder).load_state()
+    assert state is not None
+    return {**state["model"], **{f"average.{k}": v for k, v in (state["average"] or {}).items()}}
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    different = [k for k in a if not torch.equal(a[k], b[k])]
+    assert different == []
+
+
+def command(out: Path, *options: str) -> list[str]:
+    path = out.with_suffix(".yaml")
+    return [sys.executable, "-m", "polynext", "train", str(path), "--out", str(out), *options]
+
+
+# What the recipes say
+
+
+def test_every_recipe_names_a_model_and_survives_yaml() -> None:
+    assert len(RECIPES) == 8 + 3 + 3 + 2 + 2
+    for name in RECIPES:
+        config = recipe(name)
+        assert polynext.create_model(config.model.name, device="meta")
+        assert from_yaml(to_yaml(config)) == config
+
+
+def test_recipes_hold_the_papers_numbers() -> None:
+    base = recipe("cpolynext_base")
+    assert (base.optimizer.name, base.optimizer.lr, base.optimizer.weight_decay) == ("adamw", 0.004, 0.01)
+    assert (base.model.drop_path, base.model.dropout, base.schedule.warmup_epochs) == (0.3, 0.6, 5)
+    assert (base.epochs, base.batch_size, base.precision, base.compile) == (300, 1024, "bf16", True)
+    large = recipe("apolynext_large")
+    assert (large.optimizer.name, large.optimizer.lr, large.optimizer.eps) == ("lamb", 0.002, 1e-6)
+    assert (large.model.drop_path, large.model.dropout, large.schedule.warmup_epochs) == (0.55, 0.7, 0)
+    bn = recipe("apolynext_tiny_bn")
+    assert (bn.optimizer.name, bn.optimizer.lr, bn.optimizer.weight_decay, bn.micro_batch) == ("adamw", 1e-3, 0.05, 256)
+    assert (bn.model.drop_path, bn.model.dropout) == (0.0, 0.0)
+    assert recipe("cpolynext_small_bn").model.drop_path == 0.2
+    svhn = recipe("cpolynext_lowres_svhn")
+    assert (svhn.augment.hflip, svhn.batch_size, svhn.optimizer.lr, svhn.schedule.min_lr) == (0.0, 96, 1e-3, 0.0)
+    assert recipe("convformer_s18").batch_size == 4096
+
+
+def test_learning_rate_and_dropout_by_epoch() -> None:
+    config = recipe("cpolynext_small")
+    rates = [learning_rate(config, epoch) for epoch in range(301)]
+    assert rates[0] == pytest.approx(0.1 * 0.004)
+    assert rates[5] == pytest.approx(0.004)
+    assert np.all(np.diff(rates[:6]) > 0) and np.all(np.diff(rates[5:]) < 0)
+    assert rates[300] == pytest.approx(1e-5)
+    middle = 5 + 295 / 2
+    assert learning_rate(config, middle) == pytest.approx((0.004 + 1e-5) / 2)
+    assert [head_dropout(config, e) for e in (0, 299)] == pytest.approx([0.0, 0.4])
+    assert averages_from(config) == 200
+
+
+def test_lamb_decays_decoupled_and_limits_the_gradient() -> None:
+    """Against a LAMB step written out."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3)
+    config = OptimizerConfig(name="lamb", lr=0.1, weight_decay=0.3, clip_grad=5.0)
+    optimizer = build_optimizer(layer, config)
+    assert [len(g["params"]) for g in optimizer.param_groups] == [2]  # the bias is decayed like the weight
+    start = {n: p.detach().clone() for n, p in layer.named_parameters()}
+    for p in layer.parameters():
+        p.grad = 10 * torch.randn_like(p)
+    norm = math.sqrt(sum(p.grad.square().sum().item() for p in layer.parameters()))
+    expected = {}
+    for name, p in layer.named_parameters():
+        g = p.grad / max(1.0, norm / 5.0)
+        update = g / (g.abs() + 1e-8)  # Adam's first step, moments corrected
+        decayed = start[name] * (1 - 0.1 * 0.3)
+        trust = decayed.norm() / update.norm()
+        expected[name] = decayed - 0.1 * trust * update
+    optimizer.step()
+    for name, p in layer.named_parameters():
+        torch.testing.assert_close(p.detach(), expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_mixup_and_cutmix_take_turns_and_smooth_labels() -> None:
+    mixup = engine_module.build_mixup(recipe("cpolynext_tiny"), 10)
+    kinds = []
+    for seed in range(60):
+        np.random.seed(seed)  # noqa: NPY002
+        images = torch.stack([torch.full((3, 16, 16), float(i)) for i in range(4)])
+        mixed, targets = mixup(images, torch.tensor([0, 1, 2, 3]))
+        torch.testing.assert_close(targets.sum(dim=1), torch.ones(4))
+        assert targets.min() == pytest.approx(0.1 / 10)
+        kinds.append(len(mixed[0].unique()) > 1)  # CutMix pastes a rectangle, Mixup blends evenly
+    assert 15 < sum(kinds) < 45
+
+
+def test_average_starts_at_its_epoch_from_the_weights_of_then(tmp_path) -> None:
+    config = short(ema=EmaConfig(decay=0.9, start=0.5))
+    trainer = Trainer(config, RunFolder(tmp_path), ALONE)
+    assert averages_from(config) == 1
+    model = nn.Linear(2, 2)
+    average = engine_module.averaged(model, 0.9)
+    seen = []
+    for step in range(3):
+        nn.init.constant_(model.weight, float(step + 1))
+        average.update_parameters(model)
+        seen.append(average.module.weight[0, 0].item())
+    assert seen == pytest.approx([1.0, 0.9 * 1 + 0.1 * 2, 0.9 * 1.1 + 0.1 * 3])
+    assert trainer.average is None
+
+
+def test_head_dropout_is_set_and_a_head_without_it_is_told() -> None:
+    model = polynext.create_model("cpolynext_nano")
+    engine_module.set_head_dropout(model, 0.3)
+    assert model.head.drop.p == 0.3
+    with pytest.raises(polynext.PolyNeXtError, match="no dropout in its head"):
+        engine_module.set_head_dropout(nn.Linear(2, 2), 0.3)
+
+
+# Accumulation, processes, interruption
+
+
+def losses(folder: Path) -> list[float]:
+    return [r["loss"] for r in RunFolder(folder).records() if "loss" in r]
+
+
+def test_accumulated_batches_equal_one_large_batch(tmp_path) -> None:
+    plain = AugmentConfig(crop="none", hflip=0.0, rand_augment="", erasing=0.0, mixup=0.0, cutmix=0.0)
+    quiet = short(augment=plain, model=ModelConfig(name="apolynext_nano"), ema=EmaConfig(decay=0.0))
+    for parts, name in ((32, "whole"), (8, "parts")):
+        train(dataclasses.replace(quiet, micro_batch=parts), tmp_path / name, quiet=True)
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), abs=1e-4)
+
+
+@pytest.mark.parametrize("model", ["cpolynext_nano", "apolynext_nano_bn"])
+def test_two_processes_follow_one(tmp_path, model: str) -> None:
+    plain = AugmentConfig(crop="none", hflip=0.0, rand_augment="", erasing=0.0, mixup=0.0, cutmix=0.0)
+    config = short(augment=plain, model=ModelConfig(name=model), micro_batch=32, ema=EmaConfig(decay=0.9, start=0.0))
+    train(config, tmp_path / "one", quiet=True)
+    config = dataclasses.replace(config, micro_batch=16)
+    (tmp_path / "two.yaml").write_text(to_yaml(config))
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(20000 + os.getpid() % 20000),
+    ]
+    arguments = [sys.executable, *torchrun, *command(tmp_path / "two")[1:]]
+    subprocess.run(arguments, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
+    assert len(losses(tmp_path / "one")) == 8
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+    one, two = ([r for r in RunFolder(tmp_path / n).records() if "test_accuracy" in r][-1] for n in ("one", "two"))
+    assert two["test_accuracy"] == one["test_accuracy"]  # 364 test images: 182 each, every one counted once
+    assert two["train_loss"] == pytest.approx(one["train_loss"], abs=1e-4)
+
+
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(tmp_path, monkeypatch) -> None:
+    config = short()
+    train(config, tmp_path / "whole", quiet=True)
+
+    steps = 0
+    step = Trainer.step
+
+    def interrupt_after_three(self, micro_batches) -> None:
+        nonlocal steps
+        step(self, micro_batches)
+        steps += 1
+        if steps == 3:
+            self.stop_signal = signal.SIGINT
+
+    monkeypatch.setattr(Trainer, "step", interrupt_after_three)
+    with pytest.raises(engine_module.Interrupted, match="--resume") as stop:
+        train(config, tmp_path / "parts", quiet=True)
+    assert stop.value.exit_status == 130
+    assert RunFolder(tmp_path / "parts").load_state()["progress"]["step"] == 3  # in the middle of an epoch
+    train(config, tmp_path / "parts", resume=True, quiet=True)
+    assert_same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+    def without_speed(folder: str) -> list[dict]:
+        return [
+            {k: v for k, v in r.items() if k != "images_per_second"} for r in RunFolder(tmp_path / folder).records()
+        ]
+
+    assert without_speed("parts") == without_speed("whole")
+
+
+def test_results_do_not_depend_on_worker_processes(tmp_path) -> None:
+    config = short(epochs=1)
+    for workers, name in ((0, "none"), (2, "two")):
+        train(
+            dataclasses.replace(config, data=dataclasses.replace(config.data, workers=workers)),
+            tmp_path / name,
+            quiet=True,
+        )
+    assert_same(weights(tmp_path / "none"), weights(tmp_path / "two"))
+
+
+@pytest.fixture
+def running(tmp_path):
+    """Starts a real run in a process of its own, and waits until it has saved its first state."""
+    started = []
+
+    def start(name: str, **changes) -> subprocess.Popen:
+        out = tmp_path / name
+        out.with_suffix(".yaml").write_text(to_yaml(short(epochs=50, **changes)))
+        process = subprocess.Popen(command(out), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        deadline = time.monotonic() + 120
+        while not list((out / "states").glob("*.pt")):
+            assert process.poll() is None and time.monotonic() < deadline, process.stderr and process.stderr.read()
+            time.sleep(0.05)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_save_and_say_how_to_go_on(running, tmp_path, number, status: int) -> None:
+    process = running("run")
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert f"go on with `polynext train --resume {tmp_path / 'run'}`" in error
+    assert "Traceback" not in error
+
+
+def test_a_killed_run_loses_at_most_the_epoch_under_way(running, tmp_path) -> None:
+    process = running("run")
+    time.sleep(0.5)
+    process.kill()
+    process.communicate()
+    folder = RunFolder(tmp_path / "run")
+    saved = folder.load_state()["progress"]["epoch"]
+    finished = [r["epoch"] + 1 for r in folder.records() if "test_accuracy" in r]
+    assert saved >= max(finished) - 1
+    config = dataclasses.replace(from_yaml((tmp_path / "run" / "config.yaml").read_text()), epochs=saved + 1)
+    train(config, tmp_path / "run", resume=True, quiet=True)
+    assert folder.load_state()["progress"]["epoch"] == saved + 1
+
+
+def test_a_torn_state_is_noticed_and_the_one_before_used(tmp_path) -> None:
+    train(short(), tmp_path / "run", quiet=True)
+    folder = RunFolder(tmp_path / "run")
+    older, newest = sorted(folder.states.glob("*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="is damaged and left out"):
+        state = folder.load_state()
+    assert state["progress"]["epoch"] == 1
+    assert older.exists()
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path, monkeypatch) -> None:
+    train(short(epochs=1), tmp_path / "run", quiet=True)
+    folder = RunFolder(tmp_path / "run")
+    before = (folder.path / "last.safetensors").read_bytes()
+
+    def full_disk(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(polynext.PolyNeXtError, match=r"No space left on device.*what was saved is whole"):
+        folder.save_weights("last", {"x": torch.zeros(3)})
+    assert (folder.path / "last.safetensors").read_bytes() == before
+    assert not list(folder.path.glob(".*"))
+
+
+def test_a_run_folder_is_complete_and_starts_another_run(tmp_path, capsys) -> None:
+    config = short()
+    train(config, tmp_path / "run", quiet=True)
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    expected = {"config.yaml", "environment.json", "metrics.jsonl", "tensorboard", "curves.png", "states"}
+    assert names == expected | {"best.safetensors", "last.safetensors"}
+    about = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert about["versions"]["torch"] == torch.__version__
+    model = polynext.create_model("cpolynext_nano")
+    polynext.load_weights(model, tmp_path / "run" / "best.safetensors")
+    assert main(["train", str(tmp_path / "run" / "config.yaml"), "--print-config"]) == 0
+    assert from_yaml(capsys.readouterr().out) == config
+    with pytest.raises(polynext.PolyNeXtError, match="already holds a run"):
+        train(config, tmp_path / "run", quiet=True)
+
+
+# Numbers that are not numbers
+
+
+def test_a_step_that_is_not_finite_never_reaches_the_weights(tmp_path, monkeypatch) -> None:
+    trainer = Trainer(short(), RunFolder(tmp_path), ALONE)
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    bad = [(torch.full((16, 1, 8, 8), torch.nan), torch.zeros(16, dtype=torch.long))] * 2
+    trainer.model.train()
+    for _ in range(engine_module.SKIPS_IN_A_ROW - 1):
+        trainer.step(bad)
+    assert_same(before, trainer.model.state_dict())
+    assert trainer.progress.skipped == 4
+    good = [(torch.randn(16, 1, 8, 8), torch.zeros(16, dtype=torch.long))] * 2
+    trainer.step(good)
+    assert trainer.skips_in_a_row == 0
+    with pytest.raises(polynext.PolyNeXtError, match=r"5 steps in a row, up to step 10 at learning rate 0\.004"):
+        for _ in range(engine_module.SKIPS_IN_A_ROW):
+            trainer.step(bad)
+
+
+# The command line
+
+
+def test_fields_are_set_on_the_command_line(capsys) -> None:
+    arguments = [
+        "train",
+        "cifar10",
+        "--epochs",
+        "20",
+        "--optimizer.lr",
+        "2e-3",
+        "--data.root",
+        "x.npz",
+        "--print-config",
+    ]
+    assert main(arguments) == 0
+    config = from_yaml(capsys.readouterr().out)
+    expected = recipe("cifar10")
+    assert config.epochs == 20
+    assert config.optimizer == dataclasses.replace(expected.optimizer, lr=2e-3)
+    assert config.data.root == Path("x.npz")
+    assert config.model == expected.model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "sifar10"], "there is no recipe 'sifar10'"),
+        (["train", "absent.yaml"], "there is no file absent.yaml"),
+        (["train", "--resume", "nowhere"], "there is no file nowhere/config.yaml"),
+        (["train", "digits", "--resume", "nowhere"], "both the recipe 'digits' and --resume"),
+        (["train", "--batch-size", "100", "--out", "OUT"], "a batch of 100 cannot be made of 1 process"),
+        (["train", "--batch-size", "4096", "--out", "OUT"], "fewer than one batch of 4096"),
+        (["train", "--model.name", "cpolynext_nanno", "--out", "OUT"], "did you mean cpolynext_nano"),
+        (["train", "cifar10", "--data.root", "absent.npz", "--out", "OUT"], "there is no file absent.npz"),
+        (["train", "cpolynext_tiny", "--out", "OUT"], "imagenet needs a place"),
+    ],
+)
+def test_mistakes_get_one_sentence(arguments: list[str], sentence: str, tmp_path, capsys) -> None:
+    assert main([str(tmp_path / "out") if a == "OUT" else a for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("optimizer: {learning_rate: 1}", r"unknown field optimizer\.learning_rate: the fields there are name, lr"),
+        ("epoks: 3", "unknown field epoks"),
+        ("epochs: many", "epochs: 'many', which is no int"),
+        ("epochs: true", "epochs: True, which is no int"),
+        ("optimizer: {name: sgd}", "optimizer.name: 'sgd', which is no adamw or lamb"),
+        ("optimizer: 3", "optimizer: 3"),
+        ("[1, 2]", "holds no fields"),
+        ("a: [", "is no YAML"),
+    ],
+)
+def test_a_wrong_yaml_is_told_in_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(polynext.PolyNeXtError, match=sentence):
+        from_yaml(text)
+
+
+# A model that has learned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "least"), [("cpolynext_nano", 98.0), ("cpolynext_nano_bn", 97.0)])
+def test_digits_are_learned(tmp_path, model: str, least: float) -> None:
+    config = recipe("digits")
+    start = time.monotonic()
+    train(dataclasses.replace(config, model=ModelConfig(name=model)), tmp_path / "run", quiet=True)
+    records = [r for r in RunFolder(tmp_path / "run").records() if "test_accuracy" in r]
+    assert max(r["ema_test_accuracy"] for r in records if "ema_test_accuracy" in r) >= least
+    assert time.monotonic() - start < 180
