@@ -3,16 +3,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help models test check slow clean
+.PHONY: help train test slow clean
 
 help:
-	@echo "make models   set up and list the models"
+	@echo "make train    set up and train on the embedded digits"
 	@echo "make test     set up, lint, type-check and run the tests"
 	@echo "make slow     set up and run the slow tests"
 	@echo "make clean    remove the environment"
 
-models: .venv/installed
-	$(BIN)/polynext models
+train: .venv/installed
+	$(BIN)/polynext train
 
 test: .venv/installed
 	$(BIN)/ruff check .

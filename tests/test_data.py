@@ -128,10 +128,8 @@ def test_bad_data_is_told_in_a_sentence(folder, tmp_path) -> None:
         return load_examples(DataConfig(**options), split)
 
     (folder / "train" / "dog" / "torn.jpg").write_bytes(b"\xff\xd8\xff")
-    data = load(name="folder", root=folder)
     with pytest.raises(PolyNeXtError, match=r"torn\.jpg cannot be read as an image"):
-        for i in range(len(data)):
-            data.image(i)
+        load(name="folder", root=folder)
     (folder / "train" / "owl").mkdir()
     with pytest.raises(PolyNeXtError, match="classes without an image: owl"):
         load(name="folder", root=folder)
@@ -150,6 +148,14 @@ def test_bad_data_is_told_in_a_sentence(folder, tmp_path) -> None:
         ArrayExamples(np.zeros((6, 4, 4), dtype=np.uint8), range(6), ["a", "b"])
     with pytest.raises(PolyNeXtError, match="expected uint8"):
         ArrayExamples(np.zeros((6, 4, 4)), [0] * 6, ["a"])
+
+
+def test_an_unreadable_image_met_by_a_worker_is_one_sentence(folder) -> None:
+    data = load_examples(DataConfig(name="folder", root=folder, most_memory=0.0), "train")
+    (folder / "train" / "dog" / "1.png").write_bytes(b"no image any more")
+    config = DataConfig(image_size=8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with pytest.raises(PolyNeXtError, match=r"^\S*1\.png cannot be read as an image: mend or remove it\.$"):
+        list(evaluation_batches(data, evaluation_transform(config), 2, workers=1))
 
 
 def test_a_limit_takes_classes_in_turn() -> None:

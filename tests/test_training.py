@@ -297,6 +297,43 @@ def test_a_killed_run_loses_at_most_the_epoch_under_way(running, tmp_path) -> No
     assert folder.load_state()["progress"]["epoch"] == saved + 1
 
 
+KILLED_MID_WRITE = """
+import os, signal, sys
+from pathlib import Path
+from polynext.training import from_yaml, train
+
+states = 0
+fsync = os.fsync
+
+def die_at_the_third(descriptor):
+    global states
+    states += os.readlink(f"/proc/self/fd/{descriptor}").split("/")[-2] == "states"
+    if states == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+
+os.fsync = die_at_the_third
+out = Path(sys.argv[1])
+train(from_yaml(out.with_suffix(".yaml").read_text()), out, quiet=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds out what is being written from /proc")
+def test_a_run_killed_in_the_middle_of_a_write_goes_on_to_the_same_weights(tmp_path) -> None:
+    config = short(epochs=3)
+    (tmp_path / "killed.yaml").write_text(to_yaml(config))
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED_MID_WRITE, str(tmp_path / "killed")], check=False, timeout=300
+    )
+    assert process.returncode == -signal.SIGKILL
+    states = tmp_path / "killed" / "states"
+    assert len(list(states.glob("*.pt"))) == 2 and len(list(states.glob(".*"))) == 1  # the third one under way
+    train(config, tmp_path / "killed", resume=True, quiet=True)
+    train(config, tmp_path / "whole", quiet=True)
+    assert_same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    assert not list(states.glob(".*"))
+
+
 def test_a_torn_state_is_noticed_and_the_one_before_used(tmp_path) -> None:
     train(short(), tmp_path / "run", quiet=True)
     folder = RunFolder(tmp_path / "run")

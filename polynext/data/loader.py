@@ -5,6 +5,7 @@ start from (seed, epoch, index), and the order of an epoch from (seed, epoch).
 """
 
 import random
+import signal
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from polynext.data.sets import Examples
 from polynext.data.transforms import Transform
+from polynext.errors import PolyNeXtError
 
 
 class Prepared(Dataset):
@@ -72,13 +74,7 @@ def batches(
         order[b * batch_size + rank * mine : b * batch_size + (rank + 1) * mine].tolist()
         for b in range(start, len(order) // batch_size)
     ]
-    loader = DataLoader(
-        Prepared(examples, transform, (seed, epoch)),
-        batch_sampler=chosen,
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-    )
-    yield from loader
+    yield from load(Prepared(examples, transform, (seed, epoch)), chosen, workers)
 
 
 def evaluation_batches(
@@ -88,6 +84,23 @@ def evaluation_batches(
     rank, processes = share
     indices = np.arange(rank, len(examples), processes)
     chosen = [indices[i : i + batch_size].tolist() for i in range(0, len(indices), batch_size)]
-    yield from DataLoader(
-        Prepared(examples, transform), batch_sampler=chosen, num_workers=workers, pin_memory=torch.cuda.is_available()
+    yield from load(Prepared(examples, transform), chosen, workers)
+
+
+def load(prepared: Prepared, chosen: list[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    loader = DataLoader(
+        prepared,
+        batch_sampler=chosen,
+        num_workers=workers,
+        worker_init_fn=leave_interrupts_to_the_trainer,
+        pin_memory=torch.cuda.is_available(),
     )
+    try:
+        yield from loader
+    except PolyNeXtError as error:  # out of a worker it comes with a stack trace in front
+        raise PolyNeXtError(str(error).strip().splitlines()[-1].split("PolyNeXtError: ")[-1]) from None
+
+
+def leave_interrupts_to_the_trainer(worker: int) -> None:
+    """Ctrl-C reaches all processes of a terminal; the trainer will end the workers when its step is done."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

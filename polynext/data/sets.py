@@ -1,6 +1,7 @@
 """Data sets: labelled images, in memory where they fit."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -71,7 +72,10 @@ class ArrayExamples(Examples):
 
 
 class FolderExamples(Examples):
-    """A folder of one folder per class. Decoded images are kept while they fit in `most_memory` gigabytes."""
+    """A folder of one folder per class.
+
+    If all images, decoded, fit in `most_memory` gigabytes, they are decoded once, here; worker processes share them.
+    """
 
     def __init__(self, root: Path, most_memory: float = 0.0):
         classes = sorted(f.name for f in root.iterdir() if f.is_dir())
@@ -83,28 +87,40 @@ class FolderExamples(Examples):
         ]
         if not found:
             raise PolyNeXtError(f"{root} has no images: expected one folder per class with images in it.")
-        empty = [name for label, name in enumerate(classes) if label not in {label for _, label in found}]
+        used = {label for _, label in found}
+        empty = [name for label, name in enumerate(classes) if label not in used]
         if empty:
             raise PolyNeXtError(f"{root} has classes without an image: {', '.join(empty[:5])}.")
         super().__init__([label for _, label in found], classes)
         self.paths = [path for path, _ in found]
-        self.room = most_memory * 2**30
-        self.kept: dict[int, Image.Image] = {}
+        self.decoded: list[Image.Image] = []
+        if decoded_size(self.paths) <= most_memory * 2**30:
+            with ThreadPoolExecutor() as pool:
+                self.decoded = list(pool.map(read_image, self.paths))
 
     def image(self, index: int) -> Image.Image:
-        if index in self.kept:
-            return self.kept[index]
-        path = self.paths[index]
+        return self.decoded[index] if self.decoded else read_image(self.paths[index])
+
+
+def read_image(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as file:
+            return file.convert("RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise PolyNeXtError(f"{path} cannot be read as an image: mend or remove it.") from error
+
+
+def decoded_size(paths: list[Path], sample: int = 64) -> float:
+    """Bytes of all images decoded, from the sizes in the headers of some."""
+    some = paths[:: max(1, len(paths) // sample)]
+    total = 0
+    for path in some:
         try:
             with Image.open(path) as file:
-                image = file.convert("RGB")
+                total += 3 * file.width * file.height
         except (UnidentifiedImageError, OSError) as error:
             raise PolyNeXtError(f"{path} cannot be read as an image: mend or remove it.") from error
-        size = 3 * image.width * image.height
-        if size <= self.room:
-            self.room -= size
-            self.kept[index] = image
-        return image
+    return total * len(paths) / len(some)
 
 
 class TimmExamples(Examples):

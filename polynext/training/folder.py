@@ -61,8 +61,8 @@ class RunFolder:
         data = buffer.getvalue()
         target = self.states / f"{step:09d}-{checksum(data)}.pt"
         write_atomically(target, data)
-        for old in sorted(self.states.glob("*.pt"))[:-STATES_KEPT]:
-            old.unlink()
+        for old in [*sorted(self.states.glob("*.pt"))[:-STATES_KEPT], *self.states.glob(".*.pt.*")]:
+            old.unlink()  # older states, and what a killed process left half written
         return target
 
     def load_state(self) -> dict[str, Any] | None:
