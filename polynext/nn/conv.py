@@ -59,6 +59,9 @@ class DepthwiseConv2d(nn.Conv2d):
         return dilated_depthwise(x, self.weight, self.dilation[0])
 
 
+SMALL_MAP = 100  # positions; measured by benchmarks/training.py
+
+
 @torch.fx.wrap
 def dilated_depthwise(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
     """A dilated depthwise convolution, with a backward pass of our own where PyTorch's is slow: on CPUs."""
@@ -77,8 +80,8 @@ class DilatedDepthwise(torch.autograd.Function):
     """PyTorch's CPU backward of a dilated depthwise convolution takes 25 to 80 times its forward; this one about 5.
 
     The gradient of the input is a depthwise convolution with the kernel turned round. That of the kernel is an ordinary
-    one on the interleaved phases of the map, each a dense image: every d-th row and column. Where phases are smaller
-    than the kernel, which is slow again, it is a sum of products for each tap.
+    one on the interleaved phases of the map, each a dense image: every d-th row and column. On small maps, where phases
+    are smaller than the kernel and that is slow again, a matrix product of all pairs of positions is faster.
     """
 
     @staticmethod
@@ -96,35 +99,40 @@ class DilatedDepthwise(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=channels)
         if ctx.needs_input_grad[1]:
-            if min(x.shape[2:]) >= d * weight.shape[-1]:
+            if x.shape[2] * x.shape[3] <= SMALL_MAP:
+                grad_weight = kernel_gradient_by_pairs(x, grad, weight.shape[-1], d)
+            else:
                 grad_weight = conv2d_weight(
                     phases(x, d), weight.shape, phases(grad, d), padding=weight.shape[-1] // 2, groups=channels
                 )
-            else:
-                grad_weight = products_per_tap(x, grad, weight.shape[-1], d)
         return grad_x, grad_weight, None
 
 
 def phases(x: Tensor, d: int) -> Tensor:
     """(B, C, H, W) to (B d d, C, H/d, W/d): every d-th row and column, from each start, zeros at the far border."""
     height, width = x.shape[2:]
-    x = F.pad(x, (0, -width % d, 0, -height % d)).permute(0, 2, 3, 1)
+    if height % d or width % d:
+        x = F.pad(x, (0, -width % d, 0, -height % d))
+    x = x.permute(0, 2, 3, 1)
     x = x.unflatten(2, (-1, d)).unflatten(1, (-1, d))  # (B, H/d, d, W/d, d, C)
     return x.permute(0, 2, 4, 1, 3, 5).flatten(0, 2).permute(0, 3, 1, 2)
 
 
-def products_per_tap(x: Tensor, grad: Tensor, kernel: int, d: int) -> Tensor:
-    """The kernel's gradient (C, 1, k, k), one tap after the other."""
+def kernel_gradient_by_pairs(x: Tensor, grad: Tensor, kernel: int, d: int) -> Tensor:
+    """The kernel's gradient (C, 1, k, k) from the products of all pairs of positions, summed by their distance."""
     height, width = x.shape[2:]
-    reach = d * (kernel // 2)
-    padded = F.pad(x, (reach, reach, reach, reach)).permute(0, 2, 3, 1)
-    grad = grad.permute(0, 2, 3, 1)
-    taps = [
-        (padded[:, i : i + height, j : j + width] * grad).sum(dim=(0, 1, 2))
-        for i in range(0, kernel * d, d)
-        for j in range(0, kernel * d, d)
-    ]
-    return torch.stack(taps, dim=1).unflatten(1, (1, kernel, kernel))
+    x, grad = (t.permute(1, 2, 3, 0).flatten(1, 2) for t in (x, grad))  # (C, H W, B)
+    pairs = grad @ x.transpose(1, 2)  # (C, H W, H W)
+    rows, columns = (tap_of_distance(n, kernel, d, x) for n in (height, width))  # (k, n, n)
+    taps = torch.einsum("ihg,jwv->ijhwgv", rows, columns).flatten(2).flatten(0, 1)  # (k k, (H W)^2)
+    return (pairs.flatten(1) @ taps.T).unflatten(1, (1, kernel, kernel))
+
+
+def tap_of_distance(length: int, kernel: int, d: int, like: Tensor) -> Tensor:
+    """(k, n, n): one where tap t carries input position j to output position i, that is j - i = (t - k // 2) d."""
+    position = torch.arange(length, device=like.device)
+    reach = (torch.arange(kernel, device=like.device) - kernel // 2) * d
+    return (position - position[:, None] == reach[:, None, None]).to(like.dtype)
 
 
 def init_kaiming(*convolutions: nn.Conv2d) -> None:
