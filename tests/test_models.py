@@ -146,6 +146,20 @@ def test_fx_trace_gives_the_same_values(name: str) -> None:
         assert torch.equal(*traced(x).values(), model(x))
 
 
+@pytest.mark.parametrize("name", [n for n in QUICK if "nano" in n])
+def test_fx_trace_trains(name: str) -> None:
+    model = build(name).train()
+    options = dict(leaf_modules=get_notrace_modules(), autowrap_functions=get_notrace_functions())
+    nodes, _ = get_graph_node_names(model, tracer_kwargs=options, suppress_diff_warning=True)
+    traced = create_feature_extractor(
+        model, return_nodes=[nodes[-1]], tracer_kwargs=options, suppress_diff_warning=True
+    ).train()
+    for _ in range(2):
+        (logits,) = traced(images(name)).values()
+        logits.sum().backward()
+    assert [n for n, p in traced.named_parameters() if p.grad is None] == []
+
+
 @pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano", "cpolynext_nano_bn", "apolynext_nano_bn"])
 def test_compiles_as_one_graph(name: str) -> None:
     model = build(name).eval()
@@ -161,8 +175,21 @@ def test_every_model_compiles_as_one_graph(name: str) -> None:
     model = build(name).eval()
     x = images(name)
     with torch.no_grad():
-        compiled = torch.compile(model, fullgraph=True)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano_bn"])
+def test_compiled_code_gives_the_same_values_and_gradients(name: str) -> None:
+    model = build(name).train()
+    x = images(name, batch=4)
+    model(x).square().sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.compile(model, fullgraph=True)(x).square().sum().backward()
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-3, atol=1e-3 * grad.abs().max().item())
 
 
 @pytest.mark.parametrize("name", [n for n in KINDS if "bn" not in n])

@@ -83,9 +83,8 @@ class PositionNorm2d(nn.Module):
         check_size("PositionNorm2d", x.shape[2:], self.size)
         if self.training:
             mean, var = batch_statistics(x)
-            with torch.no_grad():
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), MOMENTUM)
-                self.running_var.lerp_(var.to(self.running_var.dtype), MOMENTUM)
+            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), MOMENTUM)
+            self.running_var.lerp_(var.detach().to(self.running_var.dtype), MOMENTUM)
         else:
             mean, var = self.running_mean, self.running_var
         weight, bias = self.affine(mean, var)
@@ -129,8 +128,7 @@ class RowSumNorm(nn.Module):
         check_size("RowSumNorm", row_sum.shape[1:3], self.size)
         if self.training:
             mean = average_over_processes(row_sum.mean(dim=0)).flatten(0, 1).T
-            with torch.no_grad():
-                self.running_row_sum.lerp_(mean.to(self.running_row_sum.dtype), MOMENTUM)
+            self.running_row_sum.lerp_(mean.detach().to(self.running_row_sum.dtype), MOMENTUM)
         else:
             mean = self.running_row_sum
         factor = self.gamma / (mean + self.eps)  # (heads, queries)
@@ -140,6 +138,7 @@ class RowSumNorm(nn.Module):
         return f"heads={len(self.gamma)}, size={self.size}"
 
 
+@torch.fx.wrap
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of (B, C, H, W) over batch and channels, across all processes of a distributed run."""
     x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
@@ -150,6 +149,7 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return everywhere, var
 
 
+@torch.fx.wrap
 def average_over_processes(value: Tensor) -> Tensor:
     """The mean over the processes of a distributed run, differentiable; the value itself in a lone process."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):

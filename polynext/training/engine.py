@@ -94,8 +94,8 @@ class Trainer:
         while self.progress.epoch < self.config.epochs:
             self.train_epoch(reporter)
             self.finish_epoch(reporter)
-            if self.stop_signal:
-                raise Interrupted(self.stop_signal, self.folder.path)
+            self.asked_to_stop()
+            self.stop_if_asked()
 
     def train_epoch(self, reporter: Reporter) -> None:
         config, progress = self.config, self.progress
@@ -115,17 +115,13 @@ class Trainer:
         )
         self.model.train()
         for micro_batches in groups_of(self.profile.iterate("loader", loader), self.accumulate):
-            if progress.batch // self.accumulate >= self.steps_per_epoch:
-                break
             self.step(micro_batches)
             progress.batch += self.accumulate
             reporter.step(self)
             last = progress.batch // self.accumulate >= self.steps_per_epoch
-            if not last and self.group.total(self.stop_signal)[0]:
+            if not last and (self.asked_to_stop() or self.time_to_save()):
                 self.save()
-                raise Interrupted(self.stop_signal or signal.SIGTERM, self.folder.path)
-            if not last and self.time_to_save():
-                self.save()
+                self.stop_if_asked()
 
     def step(self, micro_batches: list[tuple[Tensor, Tensor]]) -> None:
         """One optimiser step over the accumulated batches; left out if its loss or gradient is not finite."""
@@ -227,6 +223,17 @@ class Trainer:
         with self.profile("evaluation"), autocast(self.config, self.group):
             return measure_accuracy(model, loader, self.group)
 
+    def asked_to_stop(self) -> bool:
+        """Whether a signal reached any process; all of them then know."""
+        signals, processes_reached = self.group.total(self.stop_signal, bool(self.stop_signal))
+        if processes_reached:
+            self.stop_signal = int(signals / processes_reached)
+        return bool(self.stop_signal)
+
+    def stop_if_asked(self) -> None:
+        if self.stop_signal:
+            raise Interrupted(self.stop_signal, self.folder.path)
+
     def set_learning_rate(self, lr: float) -> None:
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
@@ -274,12 +281,16 @@ def train(config: TrainConfig, out: Path, resume: bool = False, profile: bool = 
             state = folder.load_state()
             if state is not None:
                 trainer.restore(state)
+            elif group.first:  # killed before its first state: from the beginning
+                folder.forget_after(0)
         reporter = Reporter(config, folder, group.first, quiet)
         with signals(trainer):
             try:
                 trainer.run(reporter)
             finally:
                 reporter.close()
+        if group.first and not quiet:
+            print(f"best test accuracy {trainer.progress.best_accuracy:.2f}%: {out / 'best.safetensors'}")
         if profile and group.first:
             print(trainer.profile.summary())
     return out
