@@ -259,9 +259,11 @@ def running(tmp_path):
     def start(name: str, **changes) -> subprocess.Popen:
         out = tmp_path / name
         out.with_suffix(".yaml").write_text(to_yaml(short(epochs=50, **changes)))
-        process = subprocess.Popen(command(out), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command(out), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         started.append(process)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not list((out / "states").glob("*.pt")):
             assert process.poll() is None and time.monotonic() < deadline, process.stderr and process.stderr.read()
             time.sleep(0.05)
@@ -275,8 +277,8 @@ def running(tmp_path):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_save_and_say_how_to_go_on(running, tmp_path, number, status: int) -> None:
-    process = running("run")
-    process.send_signal(number)
+    process = running("run", data=DataConfig(limit=128, workers=1))
+    os.killpg(process.pid, number)  # as a terminal and a cluster do: to the workers too
     _, error = process.communicate(timeout=60)
     assert process.returncode == status
     assert f"go on with `polynext train --resume {tmp_path / 'run'}`" in error

@@ -92,7 +92,7 @@ def load(prepared: Prepared, chosen: list[list[int]], workers: int) -> Iterator[
         prepared,
         batch_sampler=chosen,
         num_workers=workers,
-        worker_init_fn=leave_interrupts_to_the_trainer,
+        worker_init_fn=leave_signals_to_the_trainer,
         pin_memory=torch.cuda.is_available(),
     )
     try:
@@ -101,6 +101,7 @@ def load(prepared: Prepared, chosen: list[list[int]], workers: int) -> Iterator[
         raise PolyNeXtError(str(error).strip().splitlines()[-1].split("PolyNeXtError: ")[-1]) from None
 
 
-def leave_interrupts_to_the_trainer(worker: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; the trainer will end the workers when its step is done."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def leave_signals_to_the_trainer(worker: int) -> None:
+    """Ctrl-C and a cluster's SIGTERM reach all processes; the trainer ends its workers when its step is done."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
