@@ -10,8 +10,8 @@ def keep_freed_memory() -> bool:
     """Lets the process reuse freed memory instead of returning it to the system, for as long as it lives.
 
     A feature map of a few megabytes is by default given back when freed, and every page of the next one is mapped and
-    zeroed anew, which costs CPU inference about a fifth of its time. The command line does this at its start; a
-    library has no business to, so call it yourself. Returns whether it worked: on Linux with glibc only.
+    zeroed anew, which slows CPU inference. The command line does this at its start; a library has no business to,
+    so call it yourself. Returns whether it worked: on Linux with glibc only.
     """
     if not sys.platform.startswith("linux"):
         return False

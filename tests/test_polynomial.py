@@ -87,6 +87,7 @@ def test_degrees_are_counted(f, degree: int) -> None:
         (lambda x, w: w / x, "div"),
         (lambda x, w: x**0.5, "pow"),
         (lambda x, w: w**x, "pow"),
+        (lambda x, w: x ** float("inf"), "pow"),
         (lambda x, w: x.abs(), "abs"),
         (lambda x, w: x.max(), "max"),
         (lambda x, w: (x > 0) * w, "gt"),

@@ -95,6 +95,9 @@ def test_a_training_checkpoint_without_ema_gives_its_weights() -> None:
         (lambda w: w.update({"norm.weight": torch.zeros(7)}), r"norm.weight \(7,\) instead of \(288,\)"),
         (lambda w: w.pop("cells.0.skip_weight"), "no published PolyNeXt checkpoint"),
         (lambda w: w.pop("head.3.weight"), "missing head.fc.weight"),
+        (lambda w: w.pop("stem.weight"), "expected a stem.weight"),
+        (lambda w: w.update({"stem.weight": torch.zeros(72)}), "expected a stem.weight of four axes"),
+        (lambda w: w.update({"cells.2.preprocess1.scale": torch.zeros(5)}), r"s1 \(5,\) instead of \(144,\)"),
     ],
 )
 def test_conversion_is_strict(spoil, complaint: str) -> None:
@@ -125,6 +128,9 @@ def test_unreadable_files_are_told_apart(tmp_path) -> None:
     (tmp_path / "text.pt").write_text("not a checkpoint")
     torch.save(torch.nn.Linear(2, 2), tmp_path / "code.pt")
     torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({1: 2, "state_dict": 3}, tmp_path / "foreign.pt")
+    with pytest.raises(polynext.PolyNeXtError, match="no published PolyNeXt checkpoint, it holds 1, state_dict"):
+        polynext.from_published(torch.load(tmp_path / "foreign.pt"))
     for name in ("torn.pt", "torn.safetensors", "text.pt", "code.pt"):
         with pytest.raises(polynext.PolyNeXtError, match="truncated or something else"):
             read_weights(tmp_path / name)

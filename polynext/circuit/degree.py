@@ -135,7 +135,7 @@ def kinds_agree(node: Node) -> bool:
 
 
 def is_natural(exponent: Any) -> bool:
-    return isinstance(exponent, int | float) and exponent == int(exponent) and exponent >= 0
+    return isinstance(exponent, int | float) and float(exponent).is_integer() and exponent >= 0
 
 
 def place(node: Node) -> str:

@@ -1,5 +1,6 @@
 """Data sets: labelled images, in memory where they fit."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp", ".tif", ".ti
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "test")}
 
 
-class Examples:
+class Examples(ABC):
     """Labelled images: `examples[i]` is a PIL image and its class."""
 
     def __init__(self, labels: Sequence[int], classes: Sequence[str]):
@@ -37,8 +38,8 @@ class Examples:
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         return self.image(index), int(self.labels[index])
 
-    def image(self, index: int) -> Image.Image:
-        raise NotImplementedError
+    @abstractmethod
+    def image(self, index: int) -> Image.Image: ...
 
     def subset(self, indices: np.ndarray) -> "Examples":
         return Subset(self, indices)

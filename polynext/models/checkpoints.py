@@ -35,10 +35,13 @@ def from_published(checkpoint: Mapping[str, Any]) -> StateDict:
 
 def identify(weights: StateDict) -> str:
     """The name of the model that these weights, in our layout, belong to."""
-    if "stem.weight" not in weights:
-        raise PolyNeXtError(f"these are no weights of a PolyNeXt, they hold {some(weights)}: expected a stem.weight.")
+    if "stem.weight" not in weights or weights["stem.weight"].ndim != 4:
+        raise PolyNeXtError(
+            f"these are no weights of a PolyNeXt, they hold {some(weights)}: expected a stem.weight of four axes."
+        )
     width, _, kernel, _ = weights["stem.weight"].shape
-    stages = 1 + max(int(m[1]) for m in (re.match(r"stages\.(\d+)\.", key) for key in weights) if m)
+    numbers = [int(m[1]) for m in (re.match(r"stages\.(\d+)\.", key) for key in weights) if m]
+    stages = 1 + max(numbers, default=-1)
     attention = any(".w_qkv." in key for key in weights)
     suffix = "_bn" if any(key.endswith(".gamma_c") for key in weights) else ""
     for name, config in CONFIGS.items():

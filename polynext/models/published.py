@@ -20,24 +20,23 @@ class Published:
 
     file: str
     top1: float
-    table: str
 
 
 PUBLISHED = {
-    "cpolynext_tiny.in1k": Published("cpolynext_t.pt", 80.2, "Table 1"),
-    "cpolynext_small.in1k": Published("cpolynext_s.pt", 83.9, "Table 1"),
-    "cpolynext_base.in1k": Published("cpolynext_b.pt", 84.7, "Table 1"),
-    "cpolynext_large.in1k": Published("cpolynext_l.pt", 84.9, "Table 1"),
-    "apolynext_tiny.in1k": Published("apolynext_t.pt", 80.9, "Table 1"),
-    "apolynext_small.in1k": Published("apolynext_s.pt", 84.3, "Table 1"),
-    "apolynext_base.in1k": Published("apolynext_b.pt", 84.9, "Table 1"),
-    "apolynext_large.in1k": Published("apolynext_l.pt", 85.2, "Table 1"),
-    "cpolynext_tiny_bn.in1k": Published("cpolynext_t_bn.pt", 78.3, "Table 7"),
-    "apolynext_tiny_bn.in1k": Published("apolynext_t_bn.pt", 78.0, "Table 7"),
-    "cpolynext_small_bn.in1k": Published("cpolynext_s_bn.pt", 82.7, "Table 7"),
-    "cpolynext_lowres.cifar10": Published("cpolynext_lr_cifar10.pt", 97.1, "Table S5"),
-    "cpolynext_lowres.svhn": Published("cpolynext_lr_svhn.pt", 98.1, "Table S5"),
-    "cpolynext_lowres.tiny_imagenet": Published("cpolynext_lr_tiny_imagenet.pt", 74.0, "Table S5"),
+    "cpolynext_tiny.in1k": Published("cpolynext_t.pt", 80.2),  # Table 1
+    "cpolynext_small.in1k": Published("cpolynext_s.pt", 83.9),  # Table 1
+    "cpolynext_base.in1k": Published("cpolynext_b.pt", 84.7),  # Table 1
+    "cpolynext_large.in1k": Published("cpolynext_l.pt", 84.9),  # Table 1
+    "apolynext_tiny.in1k": Published("apolynext_t.pt", 80.9),  # Table 1
+    "apolynext_small.in1k": Published("apolynext_s.pt", 84.3),  # Table 1
+    "apolynext_base.in1k": Published("apolynext_b.pt", 84.9),  # Table 1
+    "apolynext_large.in1k": Published("apolynext_l.pt", 85.2),  # Table 1
+    "cpolynext_tiny_bn.in1k": Published("cpolynext_t_bn.pt", 78.3),  # Table 7
+    "apolynext_tiny_bn.in1k": Published("apolynext_t_bn.pt", 78.0),  # Table 7
+    "cpolynext_small_bn.in1k": Published("cpolynext_s_bn.pt", 82.7),  # Table 7
+    "cpolynext_lowres.cifar10": Published("cpolynext_lr_cifar10.pt", 97.1),  # Table S5
+    "cpolynext_lowres.svhn": Published("cpolynext_lr_svhn.pt", 98.1),  # Table S5
+    "cpolynext_lowres.tiny_imagenet": Published("cpolynext_lr_tiny_imagenet.pt", 74.0),  # Table S5
 }
 
 # The published operators are numbered through a cell: six a stack with PolyConv, three with PolyAttention.
@@ -83,15 +82,17 @@ def is_published(checkpoint: Mapping[str, Any]) -> bool:
 
 def published_weights(checkpoint: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """The state dict in a checkpoint of the authors: its EMA weights if it is one of a training run."""
-    weights = checkpoint.get("ema_state_dict") or checkpoint.get("state_dict") or checkpoint
-    return {re.sub(r"^(module\.|_orig_mod\.)+", "", key): v for key, v in weights.items() if key != "n_averaged"}
+    inner = checkpoint.get("ema_state_dict") or checkpoint.get("state_dict")
+    weights = inner if isinstance(inner, Mapping) else checkpoint
+    tensors = {str(key): value for key, value in weights.items() if isinstance(value, Tensor) and key != "n_averaged"}
+    return {re.sub(r"^(module\.|_orig_mod\.)+", "", key): value for key, value in tensors.items()}
 
 
 def rename_published(checkpoint: Mapping[str, Any]) -> StateDict:
     """Our names and shapes for a published checkpoint's entries; an entry without a place here is an error."""
     weights = published_weights(checkpoint)
     scales = {k: v for k, v in weights.items() if k.endswith(".preprocess0.scale")}
-    widths = {int(key.split(".")[1]): scale.shape[1] for key, scale in scales.items()}
+    widths = {int(key.split(".")[1]): scale.numel() for key, scale in scales.items()}
     places = cell_places(widths)
     renamed: StateDict = {}
     unknown = []
@@ -151,12 +152,10 @@ def without_unit_axes(name: str, value: Tensor) -> Tensor:
     """The published scales and statistics carry axes of length one for broadcasting, ours do not."""
     leaf = name.rsplit(".", 1)[-1]
     if leaf in ("gamma_hw", "running_mean", "running_var"):  # (1, 1, H, W)
-        return value.reshape(value.shape[-2:])
+        return value.flatten(0, -2) if value.ndim > 2 else value
     if leaf in ("gamma", "running_row_sum"):  # (1, heads, queries, 1)
-        return value.reshape(value.shape[1:3])
-    if leaf in ("s0", "s1", "logits"):  # (1, C, 1, 1)
-        return value.flatten()
-    return value
+        return value.flatten(0, 1).flatten(1) if value.ndim > 2 else value
+    return value.flatten() if leaf in ("s0", "s1", "logits") else value  # (1, C, 1, 1)
 
 
 def check_same_entries(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
@@ -127,6 +128,7 @@ class Trainer:
         """One optimiser step over the accumulated batches; left out if its loss or gradient is not finite."""
         config, progress, totals = self.config, self.progress, self.progress.epoch_totals
         loss_sum = 0.0
+        statistics = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         for i, (images, labels) in enumerate(micro_batches):
             seed_everything(config.seed, progress.step, i, self.group.rank)
             images = images.to(self.group.device, non_blocking=True, memory_format=torch.channels_last)
@@ -155,6 +157,8 @@ class Trainer:
                 totals["loss"] += loss_sum
                 self.skips_in_a_row = 0
             else:
+                for buffer, before in statistics:
+                    buffer.copy_(before)
                 self.skip()
             self.optimizer.zero_grad()
         self.last_loss, self.last_norm = loss_sum, norm
@@ -299,7 +303,8 @@ def train(config: TrainConfig, out: Path, resume: bool = False, profile: bool = 
 def build_model(config: TrainConfig, classes: int) -> nn.Module:
     data = config.data
     options: dict[str, Any] = {"drop_path_rate": config.model.drop_path} if config.model.drop_path else {}
-    if config.model.name.split(".")[0].endswith("_bn") and "polynext" in config.model.name:
+    published = timm.get_pretrained_cfg(config.model.name)
+    if published is not None and published.fixed_input_size:  # built for one size, as the fully polynomial models are
         options["img_size"] = data.image_size
     model = create_model(
         config.model.name, num_classes=classes, in_chans=len(data.mean), drop_rate=config.model.dropout, **options

@@ -1,0 +1,156 @@
+"""What a run is: the recipes' numbers, the optimisers and schedules behind them, configs on the command line."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polynext
+from polynext.cli import main
+from polynext.recipes import RECIPES, recipe
+from polynext.training import OptimizerConfig, from_yaml, to_yaml
+from polynext.training.engine import build_mixup
+from polynext.training.optimizer import build_optimizer
+from polynext.training.schedule import averages_from, head_dropout, learning_rate
+
+
+def test_every_recipe_names_a_model_and_survives_yaml() -> None:
+    assert len(RECIPES) == 8 + 3 + 3 + 2 + 2
+    for name in RECIPES:
+        config = recipe(name)
+        assert polynext.create_model(config.model.name, device="meta")
+        assert from_yaml(to_yaml(config)) == config
+
+
+def test_recipes_hold_the_papers_numbers() -> None:
+    base = recipe("cpolynext_base")
+    assert (base.optimizer.name, base.optimizer.lr, base.optimizer.weight_decay) == ("adamw", 0.004, 0.01)
+    assert (base.model.drop_path, base.model.dropout, base.schedule.warmup_epochs) == (0.3, 0.6, 5)
+    assert (base.epochs, base.batch_size, base.precision, base.compile) == (300, 1024, "bf16", True)
+    large = recipe("apolynext_large")
+    assert (large.optimizer.name, large.optimizer.lr, large.optimizer.eps) == ("lamb", 0.002, 1e-6)
+    assert (large.model.drop_path, large.model.dropout, large.schedule.warmup_epochs) == (0.55, 0.7, 0)
+    bn = recipe("apolynext_tiny_bn")
+    assert (bn.optimizer.name, bn.optimizer.lr, bn.optimizer.weight_decay, bn.micro_batch) == ("adamw", 1e-3, 0.05, 256)
+    assert (bn.model.drop_path, bn.model.dropout) == (0.0, 0.0)
+    assert recipe("cpolynext_small_bn").model.drop_path == 0.2
+    svhn = recipe("cpolynext_lowres_svhn")
+    assert (svhn.augment.hflip, svhn.batch_size, svhn.optimizer.lr, svhn.schedule.min_lr) == (0.0, 96, 1e-3, 0.0)
+    assert recipe("convformer_s18").batch_size == 4096
+
+
+def test_learning_rate_and_dropout_by_epoch() -> None:
+    config = recipe("cpolynext_small")
+    rates = [learning_rate(config, epoch) for epoch in range(301)]
+    assert rates[0] == pytest.approx(0.1 * 0.004)
+    assert rates[5] == pytest.approx(0.004)
+    assert np.all(np.diff(rates[:6]) > 0) and np.all(np.diff(rates[5:]) < 0)
+    assert rates[300] == pytest.approx(1e-5)
+    middle = 5 + 295 / 2
+    assert learning_rate(config, middle) == pytest.approx((0.004 + 1e-5) / 2)
+    assert [head_dropout(config, e) for e in (0, 299)] == pytest.approx([0.0, 0.4])
+    assert averages_from(config) == 200
+
+
+def test_lamb_decays_decoupled_and_limits_the_gradient() -> None:
+    """Against a LAMB step written out."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3)
+    config = OptimizerConfig(name="lamb", lr=0.1, weight_decay=0.3, clip_grad=5.0)
+    optimizer = build_optimizer(layer, config)
+    assert [len(g["params"]) for g in optimizer.param_groups] == [2]  # the bias is decayed like the weight
+    start = {n: p.detach().clone() for n, p in layer.named_parameters()}
+    for p in layer.parameters():
+        p.grad = 10 * torch.randn_like(p)
+    norm = math.sqrt(sum(p.grad.square().sum().item() for p in layer.parameters()))
+    expected = {}
+    for name, p in layer.named_parameters():
+        g = p.grad / max(1.0, norm / 5.0)
+        update = g / (g.abs() + 1e-8)  # Adam's first step, moments corrected
+        decayed = start[name] * (1 - 0.1 * 0.3)
+        trust = decayed.norm() / update.norm()
+        expected[name] = decayed - 0.1 * trust * update
+    optimizer.step()
+    for name, p in layer.named_parameters():
+        torch.testing.assert_close(p.detach(), expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_mixup_and_cutmix_take_turns_and_smooth_labels() -> None:
+    mixup = build_mixup(recipe("cpolynext_tiny"), 10)
+    kinds = []
+    for seed in range(60):
+        np.random.seed(seed)  # noqa: NPY002
+        images = torch.stack([torch.full((3, 16, 16), float(i)) for i in range(4)])
+        mixed, targets = mixup(images, torch.tensor([0, 1, 2, 3]))
+        torch.testing.assert_close(targets.sum(dim=1), torch.ones(4))
+        assert targets.min() == pytest.approx(0.1 / 10)
+        kinds.append(len(mixed[0].unique()) > 1)  # CutMix pastes a rectangle, Mixup blends evenly
+    assert 15 < sum(kinds) < 45
+
+
+# The command line
+
+
+def test_fields_are_set_on_the_command_line(capsys) -> None:
+    arguments = [
+        "train",
+        "cifar10",
+        "--epochs",
+        "20",
+        "--optimizer.lr",
+        "2e-3",
+        "--data.root",
+        "x.npz",
+        "--print-config",
+    ]
+    assert main(arguments) == 0
+    config = from_yaml(capsys.readouterr().out)
+    expected = recipe("cifar10")
+    assert config.epochs == 20
+    assert config.optimizer == dataclasses.replace(expected.optimizer, lr=2e-3)
+    assert config.data.root == Path("x.npz")
+    assert config.model == expected.model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "sifar10"], "there is no recipe 'sifar10'"),
+        (["train", "absent.yaml"], "there is no file absent.yaml"),
+        (["train", "--resume", "nowhere"], "there is no file nowhere/config.yaml"),
+        (["train", "digits", "--resume", "nowhere"], "both the recipe 'digits' and --resume"),
+        (["train", "--batch-size", "100", "--out", "OUT"], "a batch of 100 cannot be made of 1 process"),
+        (["train", "--batch-size", "4096", "--out", "OUT"], "fewer than one batch of 4096"),
+        (["train", "--model.name", "cpolynext_nanno", "--out", "OUT"], "did you mean cpolynext_nano"),
+        (["train", "cifar10", "--data.root", "absent.npz", "--out", "OUT"], "there is no file absent.npz"),
+        (["train", "cpolynext_tiny", "--out", "OUT"], "imagenet needs a place"),
+    ],
+)
+def test_mistakes_get_one_sentence(arguments: list[str], sentence: str, tmp_path, capsys) -> None:
+    assert main([str(tmp_path / "out") if a == "OUT" else a for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("optimizer: {learning_rate: 1}", r"unknown field optimizer\.learning_rate: the fields there are name, lr"),
+        ("epoks: 3", "unknown field epoks"),
+        ("epochs: many", "epochs: 'many', which is no int"),
+        ("epochs: true", "epochs: True, which is no int"),
+        ("optimizer: {name: sgd}", "optimizer.name: 'sgd', which is no adamw or lamb"),
+        ("optimizer: 3", "optimizer: 3"),
+        ("[1, 2]", "holds no fields"),
+        ("a: [", "is no YAML"),
+    ],
+)
+def test_a_wrong_yaml_is_told_in_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(polynext.PolyNeXtError, match=sentence):
+        from_yaml(text)
