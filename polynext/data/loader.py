@@ -7,6 +7,7 @@ start from (seed, epoch, index), and the order of an epoch from (seed, epoch).
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -92,16 +93,27 @@ def load(prepared: Prepared, chosen: list[list[int]], workers: int) -> Iterator[
         prepared,
         batch_sampler=chosen,
         num_workers=workers,
-        worker_init_fn=leave_signals_to_the_trainer,
         pin_memory=torch.cuda.is_available(),
     )
+    with signals_held_back():  # workers keep it so from their birth
+        iterator = iter(loader)
     try:
-        yield from loader
+        yield from iterator
     except PolyNeXtError as error:  # out of a worker it comes with a stack trace in front
         raise PolyNeXtError(str(error).strip().splitlines()[-1].split("PolyNeXtError: ")[-1]) from None
 
 
-def leave_signals_to_the_trainer(worker: int) -> None:
-    """Ctrl-C and a cluster's SIGTERM reach all processes; the trainer ends its workers when its step is done."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+@contextmanager
+def signals_held_back() -> Iterator[None]:
+    """While inside, SIGINT and SIGTERM wait, and processes started here never get them.
+
+    Ctrl-C and a cluster's SIGTERM reach all processes of a run; its trainer ends the workers when its step is done.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
