@@ -14,6 +14,7 @@ ROOMS = {
     "circuit": {"models", "nn"},
     "data": set(),
     "training": {"models", "data"},
+    "encrypted": {"circuit"},
     "recipes": {"training", "models", "data"},
 }
 THIRD_PARTY = {"nn": {"torch"}, "models": {"torch", "timm", "safetensors"}}

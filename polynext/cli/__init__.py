@@ -9,6 +9,8 @@ from polynext.errors import PolyNeXtError
 COMMANDS = {
     "train": "train a network by a recipe; the embedded digits without arguments",
     "models": "list the models: size, cost, accuracy, depth and polynomial degree",
+    "circuit": "show a fully polynomial model as an arithmetic circuit",
+    "encrypted": "run a fully polynomial model on encrypted images",
     "convert": "turn a published checkpoint into a safetensors file",
 }
 

@@ -1,0 +1,354 @@
+"""Rewrites: functions from a circuit to another that computes the same with fewer levels or fewer operations.
+
+Encryption charges for depth. These bring a network's circuit into the form that costs least:
+
+    factor_sums          x + x y becomes x (1 + y): one value less to carry along
+    fold_linear_maps     neighbouring linear maps become one
+    keep / rebase        which values are computed for their own sake, and in which basis
+    unbuild_sums         every other sum dissolves: A (x + s W m) becomes A x + (s A W) m, all in one level
+    split                values that are too long for a ciphertext become several
+    normalise            values near 1, where fixed-point arithmetic is most precise
+"""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy.sparse as sp
+
+from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
+from polynext.circuit.maps import Added, Array, LinearMap, Matrix, Scale, chain, identity, is_identity
+
+
+@dataclass(frozen=True)
+class Affine:
+    """`sum of M_k x_k + b`: a value as a linear function of several others."""
+
+    maps: dict[Node, LinearMap]
+    bias: Array | None = None
+
+    def then(self, mapping: LinearMap, bias: Array | None = None) -> "Affine":
+        maps = {source: m.then(mapping) for source, m in self.maps.items()}
+        carried = None if self.bias is None else mapping(self.bias[None])[0]
+        return Affine(maps, added(carried, bias))
+
+    def plus(self, other: "Affine") -> "Affine":
+        maps = dict(self.maps)
+        for source, m in other.maps.items():
+            maps[source] = Added((maps[source], m)) if source in maps else m
+        return Affine(maps, added(self.bias, other.bias))
+
+
+def added(left: Array | None, right: Array | None) -> Array | None:
+    return right if left is None else left if right is None else left + right
+
+
+def affine_of(node: Node) -> Affine:
+    """How a value depends on the products, kept values and the image below it."""
+    found: dict[Node, Affine] = {}
+
+    def visit(value: Node) -> Affine:
+        if value in found:
+            return found[value]
+        if isinstance(value, Input | Product) or (value.kept and value is not node):
+            found[value] = Affine({value: identity(value.size)})
+        elif isinstance(value, Linear):
+            found[value] = visit(value.source).then(value.map, value.bias)
+        elif isinstance(value, Sum):
+            first, *rest = map(visit, value.terms)
+            for other in rest:
+                first = first.plus(other)
+            found[value] = first
+        return found[value]
+
+    return visit(node)
+
+
+def rebuild(circuit: Circuit, rule: Callable[[Node, dict[Node, Node]], Node]) -> Circuit:
+    """A new circuit, node by node: `rule` gets an old node and what became of the ones before it."""
+    became: dict[Node, Node] = {}
+    for node in circuit.order:
+        became[node] = rule(node, became)
+    return Circuit(circuit.input, became[circuit.output])
+
+
+def renewed(node: Node, became: dict[Node, Node]) -> Node:
+    """The same node on renewed sources."""
+    if all(became[source] is source for source in node.sources):
+        return node
+    match node:
+        case Linear():
+            return replace(node, source=became[node.source])
+        case Sum():
+            return replace(node, terms=tuple(became[term] for term in node.terms))
+        case Product():
+            return replace(node, left=became[node.left], right=became[node.right])
+    return node
+
+
+def factor_sums(circuit: Circuit) -> Circuit:
+    """`x + x y` as `x (1 + y)`, as in PolyHead: x is then needed inside the product only."""
+    users = circuit.users()
+
+    def rule(node: Node, became: dict[Node, Node]) -> Node:
+        if isinstance(node, Sum) and len(node.terms) == 2:
+            for product, other in (node.terms, node.terms[::-1]):
+                if isinstance(product, Product) and other in product.sources and len(users[product]) == 1:
+                    factor = product.right if other is product.left else product.left
+                    one_more = Linear(
+                        shape=factor.shape, map=identity(factor.size), source=became[factor], bias=np.ones(factor.size)
+                    )
+                    return Product(shape=node.shape, left=became[other], right=one_more)
+        return renewed(node, became)
+
+    return rebuild(circuit, rule)
+
+
+def fold_linear_maps(circuit: Circuit) -> Circuit:
+    """Composes every linear map with the one it follows, unless others use that one too. Norm affines, scales,
+    moves and pooling disappear into the convolutions beside them; nothing is computed twice for it."""
+    users = circuit.users()
+
+    def rule(node: Node, became: dict[Node, Node]) -> Node:
+        node_now = renewed(node, became)
+        if not isinstance(node_now, Linear) or not isinstance(node_now.source, Linear) or node_now.source.kept:
+            return node_now
+        before = node_now.source
+        assert isinstance(node, Linear)
+        if len(users[node.source]) > 1 and not is_cheap(before.map):
+            return node_now
+        bias = added(None if before.bias is None else node_now.map(before.bias[None])[0], node_now.bias)
+        return replace(node_now, source=before.source, map=before.map.then(node_now.map), bias=bias)
+
+    return rebuild(circuit, rule)
+
+
+def is_cheap(mapping: LinearMap) -> bool:
+    """Moves and scales: what another map takes in for nothing."""
+    from polynext.circuit.maps import Chain, Gather
+
+    maps = mapping.maps if isinstance(mapping, Chain) else (mapping,)
+    return all(isinstance(m, Gather | Scale) for m in maps)
+
+
+def keep(circuit: Circuit, values: Collection[Node]) -> Circuit:
+    """Marks values to be computed for their own sake."""
+    chosen = set(values)
+    return rebuild(
+        circuit,
+        lambda node, became: replace(renewed(node, became), kept=True) if node in chosen else renewed(node, became),
+    )
+
+
+def unbuild_sums(circuit: Circuit) -> Circuit:
+    """Leaves the residual stream unbuilt: every operand of a product, every kept value and the output become one sum
+    of linear maps of products, kept values and the image."""
+    became: dict[Node, Node] = {}
+
+    def flat(node: Node) -> Node:
+        if node in became:
+            return became[node]
+        affine = affine_of(node)
+        if not node.kept and affine.bias is None and len(affine.maps) == 1 and node is not circuit.output:
+            (source, only), *_ = affine.maps.items()
+            if is_identity(only):
+                return became[source]
+        *others, last = affine.maps.items()
+        terms: list[Node] = [Linear(shape=node.shape, map=m, source=became[s]) for s, m in others]
+        source, m = last
+        terms.append(Linear(shape=node.shape, map=m, source=became[source], bias=affine.bias, kept=False))
+        if len(terms) == 1:
+            return replace(terms[0], kept=node.kept)
+        return Sum(shape=node.shape, terms=tuple(terms), kept=node.kept)
+
+    for node in circuit.order:
+        if isinstance(node, Input):
+            became[node] = node
+        elif isinstance(node, Product):
+            left = flat(node.left)
+            right = left if node.right is node.left else flat(node.right)
+            became[node] = replace(node, left=left, right=right)
+        elif node.kept:
+            became[node] = flat(node)
+    return Circuit(circuit.input, flat(circuit.output))
+
+
+# Beyond this a change of basis would lose more digits than it saves time.
+WORST_CONDITION = 100.0
+LARGEST_INVERSE = 2048
+
+
+def inverse(mapping: LinearMap) -> Matrix | None:
+    """The inverse of a square, well-conditioned map; None if it is not."""
+    if mapping.n_in != mapping.n_out or mapping.n_in > LARGEST_INVERSE:
+        return None
+    dense = mapping.matrix().toarray()
+    values = np.linalg.svd(dense, compute_uv=False)
+    if values[-1] <= 0 or values[0] / values[-1] > WORST_CONDITION:
+        return None
+    inverted = np.linalg.inv(dense)
+    inverted[np.abs(inverted) < 1e-12 * np.abs(inverted).max()] = 0  # rounding where the exact inverse is zero
+    return Matrix(sp.csr_array(inverted))
+
+
+def rebase(circuit: Circuit, value: Linear) -> Circuit:
+    """Keeps `h = W z + b` and lets everybody else who needs z take `W^-1 (h - b)`, so that z is never built.
+
+    After PolyConv's W_in both branches are purely depthwise maps of h, a few diagonals each.
+    """
+    backwards = inverse(value.map)
+    if backwards is None:
+        raise ValueError("only a value made by a well-conditioned square map can stand for what it was made of")
+    stream = value.source
+    bias = None if value.bias is None else -backwards(value.bias[None])[0]
+
+    def rule(node: Node, became: dict[Node, Node]) -> Node:
+        if node is value:
+            return replace(renewed(node, became), kept=True)
+        replaced = dict(became)
+        if value in became and stream in node.sources:
+            replaced[stream] = Linear(shape=stream.shape, map=backwards, source=became[value], bias=bias)
+        return renewed(node, replaced)
+
+    # The value must come before all other users of its source, which the order of the circuit need not say.
+    order = list(circuit.order)
+    order.remove(value)
+    order.insert(order.index(stream) + 1, value)
+    became: dict[Node, Node] = {}
+    for node in order:
+        became[node] = rule(node, became)
+    return Circuit(circuit.input, became[circuit.output])
+
+
+def split(circuit: Circuit, longest: int) -> Circuit:
+    """Cuts products and kept values longer than `longest` entries into equal parts, along their first axis if it
+    divides.
+
+    For circuits whose sums are unbuilt. The users of a cut value take the columns of their maps that belong to each.
+    """
+    parts: dict[Node, list[tuple[Node, slice]]] = {}
+    became: dict[Node, Node] = {}
+
+    def columns(node: Node) -> list[Node]:
+        """A linear map of a cut value as linear maps of its parts."""
+        assert isinstance(node, Linear)
+        if node.source not in parts:
+            return [replace(node, source=became[node.source])]
+        whole = node.map.matrix().tocsc()
+        made = [
+            replace(node, source=p, map=Matrix(sp.csr_array(whole[:, s])), bias=None) for p, s in parts[node.source]
+        ]
+        return [*made[:-1], replace(made[-1], bias=node.bias)]
+
+    def operand(node: Node, rows: slice | None) -> Node:
+        """An operand on the renewed sources, or only some of its rows."""
+        if not isinstance(node, Linear | Sum) or (node.kept and node in became):
+            if node in parts:
+                (match,) = [p for p, s in parts[node] if s == rows]
+                return match
+            return became[node]
+        terms = [t for term in (node.terms if isinstance(node, Sum) else (node,)) for t in columns(term)]
+        if rows is not None:
+            count = len(range(*rows.indices(node.size)))
+            terms = [
+                replace(
+                    t,
+                    shape=(count,),
+                    map=Matrix(sp.csr_array(t.map.matrix()[rows])),
+                    bias=None if t.bias is None else t.bias[rows],
+                )
+                for t in terms
+                if isinstance(t, Linear)
+            ]
+        shape = node.shape if rows is None else cut_shape(node.shape, rows)
+        terms = [replace(t, shape=shape, kept=False) for t in terms]
+        return (
+            replace(terms[0], kept=node.kept)
+            if len(terms) == 1
+            else Sum(shape=shape, terms=tuple(terms), kept=node.kept)
+        )
+
+    for node in circuit.order:
+        if isinstance(node, Input):
+            became[node] = node
+        elif isinstance(node, Product) or node.kept:
+            count = -(-node.size // longest)
+            while node.size % count:
+                count += 1
+            slices = [slice(i * node.size // count, (i + 1) * node.size // count) for i in range(count)]
+            for rows in slices if count > 1 else [None]:
+                made: Node
+                if isinstance(node, Product):
+                    left = operand(node.left, rows)
+                    right = left if node.right is node.left else operand(node.right, rows)
+                    made = replace(node, shape=left.shape, left=left, right=right)
+                else:
+                    made = operand(node, rows)
+                if rows is None:
+                    became[node] = made
+                else:
+                    parts.setdefault(node, []).append((made, rows))
+    return Circuit(circuit.input, operand(circuit.output, None))
+
+
+def cut_shape(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    count = rows.stop - rows.start
+    rest = int(np.prod(shape[1:]))
+    return (count // rest, *shape[1:]) if count % rest == 0 else (count,)
+
+
+def normalise(circuit: Circuit, images: Array, target: float = 1.0) -> Circuit:
+    """Scales the operands of every product, and every kept value, so that their largest entry over these images is
+    about `target`, and undoes it in the maps that use them. For circuits whose sums are unbuilt."""
+    values = circuit.values(images)
+    factors: dict[Node, float] = {}  # what a renewed source is a multiple of its old self by
+    became: dict[Node, Node] = {}
+
+    def scaled(node: Node, factor: float) -> Node:
+        """`factor` times an old operand, on renewed sources."""
+        terms = node.terms if isinstance(node, Sum) else (node,)
+        made = []
+        for term in terms:
+            assert isinstance(term, Linear)
+            gain = factor / factors.get(term.source, 1.0)
+            mapping = chain([term.map, Scale(np.full(term.map.n_out, gain))])
+            bias = None if term.bias is None else term.bias * factor
+            made.append(replace(term, source=became[term.source], map=mapping, bias=bias))
+        return made[0] if len(made) == 1 else replace(node, terms=tuple(made))  # type: ignore[call-arg]
+
+    def wanted(node: Node) -> float:
+        """A power of two, so that nothing is rounded."""
+        largest = float(np.abs(values[node]).max())
+        return 2.0 ** -round(math.log2(largest / target)) if largest > 0 else 1.0
+
+    def operand(node: Node) -> tuple[Node, float]:
+        if node in became:
+            return became[node], factors.get(node, 1.0)
+        factor = wanted(node)
+        return scaled(node, factor), factor
+
+    for node in circuit.order:
+        if isinstance(node, Input):
+            became[node] = node
+        elif isinstance(node, Product):
+            left, left_factor = operand(node.left)
+            right, right_factor = (left, left_factor) if node.right is node.left else operand(node.right)
+            became[node] = replace(node, left=left, right=right)
+            factors[node] = left_factor * right_factor
+        elif node.kept:
+            factors[node] = wanted(node)
+            became[node] = scaled(node, factors[node])
+    return Circuit(circuit.input, scaled(circuit.output, 1.0))
+
+
+def written_out(circuit: Circuit) -> Circuit:
+    """Every linear map as one matrix."""
+
+    def rule(node: Node, became: dict[Node, Node]) -> Node:
+        now = renewed(node, became)
+        return replace(now, map=Matrix(now.map.matrix())) if isinstance(now, Linear) else now
+
+    return rebuild(circuit, rule)

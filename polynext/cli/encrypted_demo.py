@@ -1,0 +1,144 @@
+"""What `polynext encrypted demo` does and draws."""
+
+import multiprocessing
+import resource
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polynext.cli.encrypted import offer_for, plan_for, print_bill
+from polynext.cli.runs import Run
+from polynext.cli.table import table
+from polynext.encrypted.client import EVALUATION, Client
+from polynext.encrypted.planner import mebibytes
+from polynext.encrypted.server import Server, save_server
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One image: in the clear, encrypted, and what it took."""
+
+    pixels: np.ndarray
+    label: int
+    clear: np.ndarray
+    encrypted: np.ndarray
+    seconds: float
+
+    @property
+    def error(self) -> float:
+        return float(np.abs(self.clear - self.encrypted).max())
+
+
+def demonstrate(trained: Run, images: int, packed: int, out: Path) -> None:
+    """The whole way from keys to decrypted logits, with the server in a process of its own and files in between."""
+    made = plan_for(trained, packed, memory=2048, key_memory=300)
+    print_bill(made)
+    offer = offer_for(made, trained)
+    shutil.rmtree(out, ignore_errors=True)
+    save_server(made, offer, out / "server")
+    client = Client.keygen(offer, out / "client")
+
+    prepared, labels, pixels = trained.images("test", images)
+    starts = range(0, len(prepared), packed)
+    requests = [out / "requests" / f"{start}.enc" for start in starts]
+    for start, request in zip(starts, requests, strict=True):
+        client.write_request(prepared[start : start + packed], request)
+    with multiprocessing.get_context("spawn").Pool(1) as server:
+        took, memory = server.apply(serve, (out, requests))
+    logits = np.concatenate([client.read_answer(out / "answers" / request.name) for request in requests])
+    with torch.no_grad():
+        clear = trained.model.double()(torch.from_numpy(prepared)).numpy()
+    seconds = np.repeat(took, packed)[: len(prepared)]
+    outcomes = [Outcome(*found) for found in zip(pixels, labels.tolist(), clear, logits, seconds.tolist(), strict=True)]
+    print()
+    print_outcomes(outcomes, trained.classes)
+    print(
+        f"\n{np.median(took):.2f} s a ciphertext (median of {len(took)}), predicted {made.bill.seconds:.2f} s. "
+        f"Keys, weights and ciphertexts took {mebibytes(memory)}, predicted {mebibytes(made.bill.working_bytes)}."
+    )
+    (ciphertext,) = client.encrypt(prepared[:1])
+    draw(outcomes[0], ciphertext_picture(ciphertext.body), trained.classes, out / "demo.png")
+    print(f"{out / 'demo.png'} shows the first one.")
+
+
+def serve(out: Path, requests: list[Path]) -> tuple[list[float], int]:
+    """The server's part: seconds for each request, and the memory that it took beyond the libraries'."""
+    before = resident()
+    server = Server.load(out / "server", out / "client" / EVALUATION)
+    took = []
+    for request in requests:
+        start = time.perf_counter()
+        server.answer_request(request, out / "answers" / request.name)
+        took.append(time.perf_counter() - start)
+    return took, peak() - before
+
+
+def print_outcomes(outcomes: list[Outcome], classes: list[str]) -> None:
+    rows = [
+        (
+            str(i),
+            classes[o.label],
+            classes[int(o.clear.argmax())],
+            classes[int(o.encrypted.argmax())],
+            f"{o.error:.1e}",
+            f"{o.error / np.abs(o.clear).max():.1e}",
+            f"{o.seconds:.2f}",
+        )
+        for i, o in enumerate(outcomes)
+    ]
+    header = ("image", "label", "clear", "encrypted", "largest error", "of largest logit", "seconds")
+    print(table(header, rows, left=()))
+
+
+def ciphertext_picture(body: Any) -> np.ndarray:
+    """Some of a ciphertext's numbers, as it would look to whoever intercepts it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "ciphertext"
+        body.save(str(file))
+        data = np.frombuffer(file.read_bytes(), dtype=np.uint8)
+    words = data[: len(data) // 8 * 8].reshape(-1, 8)
+    # The high bytes of a word are zero, because primes are shorter than 64 bits.
+    return words[:, words.std(axis=0).argmax()][-64 * 64 :].reshape(64, 64)
+
+
+def draw(outcome: Outcome, noise: np.ndarray, classes: list[str], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (image, cipher, bars) = plt.subplots(1, 3, figsize=(10, 3), width_ratios=(1, 1, 1.8), layout="constrained")
+    image.imshow(outcome.pixels, cmap="gray")
+    image.set_title(f"the image: {classes[outcome.label]}")
+    cipher.imshow(noise, cmap="gray")
+    cipher.set_title("what the server sees")
+    for axes in (image, cipher):
+        axes.set_xticks([])
+        axes.set_yticks([])
+    places = np.arange(len(classes))
+    bars.bar(places - 0.2, outcome.clear, 0.4, label="in the clear", color="#8da0cb")
+    bars.bar(places + 0.2, outcome.encrypted, 0.4, label="encrypted", color="#fc8d62")
+    bars.set_xticks(places, classes)
+    bars.set_title(f"logits, at most {outcome.error:.0e} apart")
+    bars.legend(frameon=False)
+    bars.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def resident() -> int:
+    """Bytes of memory this process has now."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return peak()

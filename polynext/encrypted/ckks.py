@@ -1,0 +1,175 @@
+"""CKKS by Microsoft SEAL, through the `tenseal` wheel's `sealapi`."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polynext.circuit.maps import Array
+from polynext.encrypted.engine import Engine
+from polynext.encrypted.parameters import Parameters
+from polynext.errors import PolyNeXtError
+
+try:
+    import tenseal.sealapi as seal
+except ImportError as error:
+    raise PolyNeXtError(
+        "encrypted inference needs Microsoft SEAL, which `tenseal` brings: pip install 'polynext[encrypted]'."
+    ) from error
+
+
+@dataclass(eq=False)
+class SealCiphertext:
+    body: Any
+    level: int
+    scale: float
+
+
+class Ring:
+    """A SEAL context for some parameters, with 128-bit security enforced."""
+
+    def __init__(self, parameters: Parameters):
+        bits = parameters.prime_bits
+        chosen = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+        chosen.set_poly_modulus_degree(parameters.ring_degree)
+        in_seal_order = [bits[-2], *bits[-3::-1], bits[-1]]  # the first prime is the last one dropped
+        chosen.set_coeff_modulus(seal.CoeffModulus.Create(parameters.ring_degree, in_seal_order))
+        self.context = seal.SEALContext(chosen, True, seal.SEC_LEVEL_TYPE.TC128)
+        if not self.context.parameters_set():
+            raise PolyNeXtError(
+                f"SEAL refuses ring degree {parameters.ring_degree} with a modulus of {sum(bits)} bits, which are not "
+                "128 bits of security: take a larger ring degree or a shallower network."
+            )
+        self.levels: list[Any] = []
+        primes: list[int] = []
+        data = self.context.first_context_data()
+        for _ in range(parameters.depth + 1):
+            self.levels.append(data.parms_id())
+            primes.append(data.parms().coeff_modulus()[-1].value())
+            data = data.next_context_data()
+        self.parameters = replace(parameters, primes=tuple(primes))
+        self.encoder = seal.CKKSEncoder(self.context)
+
+    def encode(self, values: Array, level: int, scale: float) -> Any:
+        plain = seal.Plaintext()
+        self.encoder.encode(values, self.levels[level], float(scale), plain)
+        return plain
+
+    def load(self, kind: str, path: Path) -> Any:
+        """A key or ciphertext from a file; SEAL checks it against the context."""
+        loaded = getattr(seal, kind)()
+        try:
+            loaded.load(self.context, str(path))
+        except (RuntimeError, ValueError) as error:
+            raise PolyNeXtError(
+                f"{path.name} is no {kind} for these parameters ({error}): make it again with the keys at hand."
+            ) from error
+        return loaded
+
+
+@dataclass(eq=False)
+class SecretKeys:
+    """What stays with the client."""
+
+    ring: Ring
+    secret: Any
+
+    @classmethod
+    def generate(cls, ring: Ring) -> "SecretKeys":
+        return cls(ring, seal.KeyGenerator(ring.context).secret_key())
+
+    def evaluation_keys(self, rotations: Iterable[int]) -> "EvaluationKeys":
+        """What the server needs to compute, and cannot decrypt with."""
+        generator = seal.KeyGenerator(self.ring.context, self.secret)
+        relinearisation, galois = seal.RelinKeys(), seal.GaloisKeys()
+        generator.create_relin_keys(relinearisation)
+        degree = self.ring.parameters.ring_degree
+        generator.create_galois_keys([pow(3, step, 2 * degree) for step in rotations], galois)
+        return EvaluationKeys(relinearisation, galois)
+
+    def encrypt(self, values: Array) -> SealCiphertext:
+        parameters = self.ring.parameters
+        encryptor = seal.Encryptor(self.ring.context, self.secret)
+        body = seal.Ciphertext(self.ring.context)
+        encryptor.encrypt_symmetric(self.ring.encode(values, 0, parameters.input_scale), body)
+        return SealCiphertext(body, 0, parameters.input_scale)
+
+    def decrypt(self, value: SealCiphertext) -> Array:
+        plain = seal.Plaintext()
+        seal.Decryptor(self.ring.context, self.secret).decrypt(value.body, plain)
+        return np.array(self.ring.encoder.decode_double(plain))
+
+
+@dataclass(eq=False)
+class EvaluationKeys:
+    relinearisation: Any
+    galois: Any
+
+
+class CkksEngine(Engine):
+    """Computes on ciphertexts with evaluation keys only."""
+
+    def __init__(self, ring: Ring, keys: EvaluationKeys):
+        self.ring, self.keys, self.parameters = ring, keys, ring.parameters
+        self.evaluator = seal.Evaluator(ring.context)
+        self.scratch = seal.Ciphertext(ring.context)
+
+    def encode(self, values: Array | None, level: int, scale: float) -> Any:
+        assert values is not None
+        if np.abs(values).max() * scale < math.sqrt(self.parameters.ring_degree):
+            return None  # rounds to nothing; SEAL refuses to multiply by nothing
+        return self.ring.encode(values, level, scale)
+
+    def add(self, left: SealCiphertext, right: SealCiphertext) -> SealCiphertext:
+        body = seal.Ciphertext(self.ring.context)
+        self.evaluator.add(left.body, right.body, body)
+        return SealCiphertext(body, left.level, left.scale)
+
+    def add_plain(self, left: SealCiphertext, right: Any) -> SealCiphertext:
+        if right is None:
+            return left
+        body = seal.Ciphertext(self.ring.context)
+        self.evaluator.add_plain(left.body, right, body)
+        return SealCiphertext(body, left.level, left.scale)
+
+    def multiply(self, left: SealCiphertext, right: SealCiphertext) -> SealCiphertext:
+        body = seal.Ciphertext(self.ring.context)
+        if left is right:
+            self.evaluator.square(left.body, body)
+        else:
+            self.evaluator.multiply(left.body, right.body, body)
+        self.evaluator.relinearize_inplace(body, self.keys.relinearisation)
+        return SealCiphertext(body, left.level, left.scale * right.scale)
+
+    def accumulate(self, total: SealCiphertext | None, factor: SealCiphertext, plain: Any) -> SealCiphertext:
+        if total is None:
+            body = seal.Ciphertext(self.ring.context)
+            self.evaluator.multiply_plain(factor.body, plain, body)
+            return SealCiphertext(body, factor.level, body.scale)
+        self.evaluator.multiply_plain(factor.body, plain, self.scratch)
+        self.scratch.scale = total.body.scale  # they differ by rounding, which SEAL takes for a mistake
+        self.evaluator.add_inplace(total.body, self.scratch)
+        return total
+
+    def rotate(self, value: SealCiphertext, steps: int) -> SealCiphertext:
+        body = seal.Ciphertext(self.ring.context)
+        self.evaluator.apply_galois(
+            value.body, pow(3, steps % self.parameters.slots, 2 * self.parameters.ring_degree), self.keys.galois, body
+        )
+        return SealCiphertext(body, value.level, value.scale)
+
+    def rescale(self, value: SealCiphertext, scale: float) -> SealCiphertext:
+        body = seal.Ciphertext(self.ring.context)
+        self.evaluator.rescale_to_next(value.body, body)
+        body.scale = scale
+        return SealCiphertext(body, value.level + 1, scale)
+
+    def drop(self, value: SealCiphertext, level: int) -> SealCiphertext:
+        if level == value.level:
+            return value
+        body = seal.Ciphertext(self.ring.context)
+        self.evaluator.mod_switch_to(value.body, self.ring.levels[level], body)
+        return SealCiphertext(body, level, value.scale)

@@ -1,0 +1,76 @@
+"""The parameters of CKKS: ring, primes and scales."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+# The longest modulus in bits for which a ring degree gives 128 bits of security with a ternary secret, by the
+# HomomorphicEncryption.org standard's table that SEAL enforces.
+LONGEST_MODULUS = {2**12: 109, 2**13: 218, 2**14: 438, 2**15: 881}
+
+LONGEST_PRIME = 60
+SHORTEST_PRIME = 24
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """`prime_bits` are the primes in the order they are dropped, then the last one, then the special one of the keys.
+
+    Values are held at a scale of 2^scale_bits, linear maps encoded at 2^plain_bits, the image at 2^input_bits.
+    """
+
+    ring_degree: int
+    prime_bits: tuple[int, ...]
+    scale_bits: int
+    plain_bits: int
+    input_bits: int
+    primes: tuple[int, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        return self.ring_degree // 2
+
+    @property
+    def scale(self) -> float:
+        return 2.0**self.scale_bits
+
+    @property
+    def input_scale(self) -> float:
+        return 2.0**self.input_bits
+
+    @property
+    def depth(self) -> int:
+        return len(self.prime_bits) - 2
+
+    @property
+    def modulus_bits(self) -> int:
+        return sum(self.prime_bits)
+
+    def prime(self, level: int) -> float:
+        """The prime that a rescale at this level divides by."""
+        return float(self.primes[level]) if self.primes else 2.0 ** self.prime_bits[level]
+
+    def primes_at(self, level: int) -> int:
+        """How many primes a ciphertext has at a level."""
+        return self.depth + 1 - level
+
+    def ciphertext_bytes(self, level: int) -> int:
+        return 2 * self.primes_at(level) * self.ring_degree * 8
+
+    @cached_property
+    def key_bytes(self) -> int:
+        """One rotation key, or the relinearisation key: one pair of polynomials for each prime but the special one."""
+        digits = self.depth + 1
+        return digits * 2 * (digits + 1) * self.ring_degree * 8
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Parameters":
+        return cls(**{**fields, "prime_bits": tuple(fields["prime_bits"]), "primes": tuple(fields["primes"])})

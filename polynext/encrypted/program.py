@@ -1,0 +1,303 @@
+"""A circuit as a program for ciphertexts: which linear forms to compute, at which level, by which rotations.
+
+Each product, each kept value and the output is a step. A step computes its operands, linear forms of earlier values,
+and multiplies them:
+
+    operand = rescale(sum over giant steps g of rotate(sum over baby steps b of diagonal * rotate(x, b), g)) + bias
+
+Both operands of a product go into alternate blocks of one ciphertext when that has room, and the product is then
+`ct * rotate(ct, block)`. Products are not rescaled: the plaintexts of the next linear form are encoded at a smaller
+scale and one prime is dropped for both.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.sparse as sp
+
+from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
+from polynext.circuit.maps import Array, Indices
+from polynext.encrypted.packing import Form, Layout, form_of, layout_of, next_power_of_two, target_of
+from polynext.errors import PolyNeXtError
+
+
+@dataclass(eq=False)
+class Step:
+    """Computes value `target`. Operands are forms, or earlier values as they are."""
+
+    target: int
+    operands: list[Form | int]
+    multiplies: bool
+    pair: int = 0  # how far apart the two operands lie in one ciphertext; 0 if they are not together
+    level: int = 0  # how many primes are gone before its linear forms
+    stride: "Stride" = field(default_factory=lambda: Stride(1))  # of the giant steps
+    babies: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)  # source: (new, from, rotation)
+
+    @property
+    def forms(self) -> list[Form]:
+        return [operand for operand in self.operands if isinstance(operand, Form)]
+
+    @property
+    def squares(self) -> bool:
+        return self.multiplies and len(self.operands) == 1 and not self.pair
+
+
+@dataclass(eq=False)
+class Program:
+    """Steps over numbered values; value 0 is the image and the last one the result.
+
+    `rescaled` are the products that are multiplied again without a linear form between.
+    """
+
+    slots: int
+    images: int
+    layouts: dict[int, Layout]
+    steps: list[Step]
+    rescaled: set[int]
+    levels: dict[int, int]  # of each value
+    rotations: tuple[int, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """How many primes the whole program drops."""
+        return self.levels[self.output]
+
+    @property
+    def output(self) -> int:
+        return self.steps[-1].target
+
+    def last_uses(self) -> dict[int, int]:
+        """After which step a value is not needed any more."""
+        uses: dict[int, int] = {}
+        for number, step in enumerate(self.steps):
+            for operand in step.operands:
+                for source in operand.terms if isinstance(operand, Form) else (operand,):
+                    uses[source] = number
+        return uses
+
+
+def build_program(
+    circuit: Circuit, slots: int, images: int, mirrored: bool = True, spread: Collection[int] = (), draft: bool = False
+) -> Program:
+    """Packs the values of a circuit whose sums are unbuilt, and decides on giant steps. Rotation keys come later.
+
+    `spread` are the numbers of the values to lay out in groups; others are used as they are. A `draft` has the
+    diagonals of the first image only: its operations are the whole program's.
+    """
+    block = block_size(circuit, images, spread)
+    groups = max(slots // 2 // block, 1) if block else 1
+
+    def in_groups(layout: Layout, number: int) -> Layout:
+        fits = groups > 1 and number in spread and groups <= layout.period <= block
+        return layout.spread(groups, block) if fits else layout
+
+    numbers: dict[Node, int] = {}
+    layouts: dict[int, Layout] = {}
+    steps: list[Step] = []
+    levels: dict[int, int] = {0: 0}
+    products: set[int] = set()
+    rescaled = {
+        source
+        for node in circuit.order
+        if isinstance(node, Product)
+        for source in node.sources
+        if isinstance(source, Product)
+    }
+
+    def maps_of(node: Node) -> tuple[dict[int, sp.csr_array], np.ndarray | None]:
+        terms = node.terms if isinstance(node, Sum) else (node,)
+        maps: dict[int, sp.csr_array] = {}
+        bias = None
+        for term in terms:
+            assert isinstance(term, Linear)
+            maps[numbers[term.source]] = term.map.matrix()
+            bias = term.bias if bias is None else bias if term.bias is None else bias + term.bias
+        return maps, bias
+
+    for node in circuit.order:
+        if isinstance(node, Input):
+            numbers[node] = 0
+            fitting = candidate_layouts(node, images, slots, mirrored=False)
+            if not fitting:
+                raise too_long(node, images, slots)
+            layouts[0] = in_groups(fitting[0], 0)
+            continue
+        is_output = node is circuit.output
+        if not (isinstance(node, Product) or node.kept or is_output):
+            continue
+        number = len(numbers)
+        operands = distinct(node.sources) if isinstance(node, Product) else [node]
+        ready = {o: numbers[o] for o in operands if o in numbers and o is not node}
+        wanted = [maps_of(o) for o in operands if o not in ready]
+        sources = {k for maps, _ in wanted for k in maps} | set(ready.values())
+        best: tuple[float, Layout, list[Form], int] | None = None
+        for plain in candidate_layouts(node, images, slots, mirrored, [layouts[k] for k in sources]):
+            layout = in_groups(plain, number)
+            forms, pair = operand_forms(wanted, layouts, layout, draft)
+            if not is_output and any(fold < layout.period for form in forms for fold in form.folds):
+                continue  # sums over low bits are right in one place only, and rotations would bring in the others
+            cost = sum(len(d.offsets) for form in forms for d in form.terms.values())
+            cost += 2 * sum(len(form.folds) for form in forms)
+            if not all(same_slots(layouts[k], layout) for k in ready.values()):
+                continue
+            if best is None or cost < best[0]:
+                best = (cost, layout, forms, pair)
+        if best is None:
+            raise too_long(node, images, slots)
+        _, layouts[number], forms, pair = best
+        numbers[node] = number
+        level = max([levels[k] for k in sources])
+        remaining = iter(forms)
+        step_operands: list[Form | int] = (
+            [ready[o] if o in ready else next(remaining) for o in operands] if not pair else list(forms)
+        )
+        steps.append(Step(number, step_operands, isinstance(node, Product), pair, level))
+        levels[number] = level + bool(forms) + (node in rescaled)
+        if node in rescaled:
+            products.add(number)
+    program = Program(slots, images, layouts, steps, products, levels)
+    choose_giant_steps(program)
+    return program
+
+
+def distinct(nodes: Iterable[Node]) -> list[Node]:
+    return list(dict.fromkeys(nodes))
+
+
+Maps = tuple[dict[int, sp.csr_array], Array | None]  # a linear form: maps by source, and bias
+
+
+def operand_forms(
+    wanted: list[Maps], layouts: dict[int, Layout], layout: Layout, draft: bool
+) -> tuple[list[Form], int]:
+    """The forms of the operands of a step, two of them side by side in one if there is room."""
+    images = 1 if draft else layout.images
+    room = layout.groups * layout.block if layout.groups > 1 else layout.period
+    together = len(wanted) == 2 and 2 * room <= layout.slots
+    if not together:
+        target, _ = target_of(layout, 1)
+        return [form_of(*stacked([maps] * layout.groups, layouts), layouts, target, images) for maps in wanted], 0
+    target, distance = target_of(layout, 2)
+    copies = [maps for maps in wanted for _ in range(layout.groups)]
+    return [form_of(*stacked(copies, layouts), layouts, target, images)], distance
+
+
+def stacked(wanted: list[Maps], layouts: dict[int, Layout]) -> Maps:
+    """Several linear forms of equal length below each other."""
+    if len(wanted) == 1:
+        return wanted[0]
+    size = next(iter(wanted[0][0].values())).shape[0]
+    maps = {}
+    for k in sorted({k for m, _ in wanted for k in m}):
+        empty = sp.csr_array((size, layouts[k].codes.shape[1]))
+        maps[k] = sp.vstack([m.get(k, empty) for m, _ in wanted], format="csr")
+    return maps, np.concatenate([np.zeros(size) if b is None else b for _, b in wanted])
+
+
+def candidate_layouts(
+    node: Node, images: int, slots: int, mirrored: bool, sources: Sequence[Layout] = ()
+) -> list[Layout]:
+    """Orders of a value's axes; for a plain vector also one entry per channel of what it is made from."""
+    shape = node.shape[1:] if len(node.shape) == 4 and node.shape[0] == 1 else node.shape  # as traced, one image
+    if len(shape) == 1:
+        strides = {1} | {source.strides[0] // images for source in sources if source.strides}
+        found = [layout_of(shape, (0,), images, slots, stride=s) for s in sorted(strides)]
+    else:
+        # Channels come first in a feature map; where positions were flattened, they may come second.
+        orders = [(0, 1), (1, 0)] if len(shape) == 2 else [tuple(range(len(shape)))]
+        found = [layout_of(shape, axes, images, slots, mirrored) for axes in orders]
+    return [layout for layout in found if layout is not None]
+
+
+def same_slots(left: Layout, right: Layout) -> bool:
+    """Whether two values can be multiplied as they lie."""
+    return (left.groups, left.block) == (right.groups, right.block) and np.array_equal(left.codes, right.codes)
+
+
+def block_size(circuit: Circuit, images: int, spread: Collection[int]) -> int:
+    """The slots of one group: twice what the longest spread value needs, for the two operands of those made from it;
+    0 if there is none."""
+    numbered = [n for n in circuit.order if isinstance(n, Product | Input) or n.kept]
+    return max((2 * next_power_of_two(numbered[k].size * images) for k in spread if k < len(numbered)), default=0)
+
+
+def too_long(node: Node, images: int, slots: int) -> PolyNeXtError:
+    return PolyNeXtError(
+        f"a value of {node.size} entries for {images} images does not fit into {slots} slots: "
+        "put fewer images into a ciphertext, or take a larger ring degree."
+    )
+
+
+@dataclass(frozen=True)
+class Stride:
+    """How offsets split into giant and baby steps: `size * q + r`, with r around zero, modulo the source's period.
+
+    Modulo a source's period every q can be taken as positive, which needs one key; `two_sided` takes the upper half of
+    them as negative, which needs a second one and is shorter when the offsets lie around zero. With `most` giant steps
+    the rest of an offset falls to the baby step, which is worth it for the sources that need few of those.
+    """
+
+    size: int
+    two_sided: bool = False
+    most: int = 0
+
+    def decompose(self, offsets: Indices, period: int) -> tuple[Indices, Indices]:
+        if self.size >= period:
+            return np.zeros_like(offsets), offsets % period
+        q = (offsets + self.size // 2) // self.size
+        r = offsets - q * self.size
+        turns = period // self.size
+        q = q % turns
+        if self.two_sided:
+            q = np.where(q > turns // 2, q - turns, q)
+        if self.most:
+            r = r + q // self.most * self.most * self.size
+            q = q % self.most
+        return q, r % period
+
+    def rotations(self, q: Iterable[int]) -> dict[int, int]:
+        """How often Horner's rule rotates by which step."""
+        return {sign * self.size: max((sign * k for k in q if sign * k > 0), default=0) for sign in (1, -1)}
+
+
+def giant_steps(form: Form, stride: Stride) -> set[int]:
+    return {int(q) for d in form.terms.values() for q in stride.decompose(d.offsets, d.period)[0]}
+
+
+STRIDE_KINDS = ((False, 0), (True, 0), (False, 4), (False, 8))
+
+
+def choose_giant_steps(program: Program) -> None:
+    """For each step the stride that needs the fewest rotations, given the baby steps already made for earlier ones."""
+    made: dict[int, set[int]] = {}
+    keys: set[int] = set()
+    sizes = [1 << i for i in range(program.slots.bit_length())]
+    strides = [Stride(size, two_sided, most) for size in sizes for two_sided, most in STRIDE_KINDS]
+    for step in program.steps:
+        if not step.forms:
+            continue
+        best: tuple[int, Stride, set[int]] | None = None
+        for stride in strides:
+            giants = [stride.rotations(giant_steps(form, stride)) for form in step.forms]
+            used = {key for counts in giants for key, n in counts.items() if n}
+            babies = wanted_babies(step, stride)
+            cost = sum(n for counts in giants for n in counts.values())
+            cost += sum(len(b - made.get(k, {0})) for k, b in babies.items())
+            cost += len(used - keys)  # a key more is worth a rotation
+            if best is None or cost < best[0]:
+                best = (cost, stride, used)
+        assert best is not None
+        _, step.stride, used = best
+        keys |= used
+        for source, wanted in wanted_babies(step, step.stride).items():
+            made.setdefault(source, {0}).update(wanted)
+
+
+def wanted_babies(step: Step, stride: Stride) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for form in step.forms:
+        for source, diagonals in form.terms.items():
+            _, r = stride.decompose(diagonals.offsets, diagonals.period)
+            found.setdefault(source, set()).update(r.tolist())
+    return found

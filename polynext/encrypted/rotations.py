@@ -1,0 +1,126 @@
+"""Which rotation keys to make, and how to reach every baby step with them.
+
+A key is many megabytes, so there should be few; a rotation without a key of its own takes several steps.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+
+from polynext.encrypted.program import Program, giant_steps, wanted_babies
+
+Tree = list[tuple[int, int, int]]  # (new baby step, from, by which rotation)
+Tasks = list[tuple[int, int, set[int], set[int], int]]  # (step, source, baby steps there are, those wanted, period)
+
+
+def choose_rotations(program: Program, most_keys: int) -> None:
+    """Sets the program's rotation keys and the baby steps of each of its steps.
+
+    Keys that nothing else can replace come first (giant steps, folds, pairs); then, one at a time, the key that saves
+    most rotations, as long as there is one and there is room.
+    """
+    slots = program.slots
+    needed: set[int] = set()
+    for step in program.steps:
+        needed |= {fold for form in step.forms for fold in form.folds}
+        needed |= {step.pair} if step.pair else set()
+        for form in step.forms:
+            needed |= {key for key, n in step.stride.rotations(giant_steps(form, step.stride)).items() if n}
+    tasks = baby_tasks(program)
+    keys = {k % slots for k in needed} | powers_of_two(tasks)
+    candidates = differences(tasks)
+
+    def cost(chosen: set[int]) -> int:
+        return sum(len(grow(have, want, chosen, period)) for _, _, have, want, period in tasks)
+
+    now = cost(keys)
+    fewest = sum(len(want - have) for _, _, have, want, _ in tasks)
+    while now > fewest and len(keys) < most_keys:
+        tried = [(cost(keys | {k % slots}), k % slots) for k in candidates if k % slots not in keys]
+        if not tried or min(tried)[0] >= now:
+            break
+        now, best = min(tried)
+        keys.add(best)
+    for key in sorted(keys - {k % slots for k in needed}):  # one that became useless
+        if cost_or_none(tasks, keys - {key}) == now:
+            keys.discard(key)
+    program.rotations = tuple(sorted(keys))
+    for number, source, have, want, period in tasks:
+        program.steps[number].babies[source] = grow(have, want, keys, period)
+
+
+def baby_tasks(program: Program) -> Tasks:
+    """For each step and source the baby steps wanted, with those left from the steps before."""
+    made: dict[int, set[int]] = {}
+    tasks = []
+    for number, step in enumerate(program.steps):
+        for source, wanted in wanted_babies(step, step.stride).items():
+            period = program.layouts[source].turn
+            have = made.setdefault(source, {0})
+            tasks.append((number, source, set(have), wanted, period))
+            have |= wanted
+    return tasks
+
+
+def powers_of_two(tasks: Tasks) -> set[int]:
+    """Rotations by powers of two: few, and enough to reach everything."""
+    reach = max((min(baby, period - baby) for *_, want, period in tasks for baby in want), default=0)
+    return {1 << i for i in range(reach.bit_length())}
+
+
+def differences(tasks: Tasks, most: int = 24) -> list[int]:
+    """The steps that lead most often from one baby step to another."""
+    counts: Counter[int] = Counter()
+    for *_, have, want, period in tasks:
+        for new in want - have:
+            for start in have | want:
+                gap = (new - start + period // 2) % period - period // 2
+                if gap:
+                    counts[gap] += 1
+    return sorted(counts, key=lambda gap: (-counts[gap], abs(gap)))[:most]
+
+
+def grow(have: set[int], want: set[int], keys: Collection[int], period: int) -> Tree:
+    """Reaches the wanted baby steps from those there are, one rotation each where possible."""
+    reached, missing = set(have), sorted(want - have, key=lambda baby: min(baby, period - baby))
+    tree: Tree = []
+    while missing:
+        near = (
+            (baby, (baby - key) % period, key) for baby in missing for key in keys if (baby - key) % period in reached
+        )
+        found = next(near, None)
+        for step in [found] if found else shortest_path(reached, set(missing), keys, period):
+            tree.append(step)
+            reached.add(step[0])
+        missing = [baby for baby in missing if baby not in reached]
+    return tree
+
+
+def shortest_path(starts: set[int], goals: set[int], keys: Collection[int], period: int) -> Tree:
+    came: dict[int, tuple[int, int]] = {}
+    frontier, seen = list(starts), set(starts)
+    while frontier:
+        following = []
+        for place in frontier:
+            for key in keys:
+                code = (place + key) % period
+                if code in seen:
+                    continue
+                seen.add(code)
+                came[code] = (place, key)
+                if code in goals:
+                    path: Tree = []
+                    while code in came:
+                        start, by = came[code]
+                        path.append((code, start, by))
+                        code = start
+                    return path[::-1]
+                following.append(code)
+        frontier = following
+    raise AssertionError("power-of-two rotations reach everything")
+
+
+def cost_or_none(tasks: Tasks, keys: Collection[int]) -> int | None:
+    try:
+        return sum(len(grow(have, want, keys, period)) for _, _, have, want, period in tasks)
+    except AssertionError:
+        return None
