@@ -77,11 +77,13 @@ def is_polynomial(model: nn.Module, example: Tensor | None = None) -> bool:
 
 
 def example_image(model: Any) -> Tensor:
-    if not hasattr(model, "pretrained_cfg"):
+    if getattr(model, "fully_polynomial", False):  # built for one size
+        channels, size = model.in_chans, model.img_size
+    elif hasattr(model, "pretrained_cfg"):
+        channels, *size = model.pretrained_cfg["input_size"]
+        channels = getattr(model, "in_chans", channels)
+    else:
         raise PolyNeXtError(f"{type(model).__name__} does not say what images it takes: give an example to trace with.")
-    channels, *size = model.pretrained_cfg["input_size"]
-    channels = getattr(model, "in_chans", channels)
-    size = model.img_size if getattr(model, "fully_polynomial", False) else size
     parameter = next(model.parameters())
     return torch.zeros(2, channels, *size, device=parameter.device, dtype=parameter.dtype)
 
@@ -121,6 +123,8 @@ def node_degree(node: Node, degrees: dict[Node, int]) -> int:
     if operation is aten.dropout and not arguments[2]:
         return d[0]
     if operation is aten.batch_norm and not arguments[5]:  # running statistics make it affine
+        return d[0]
+    if operation is aten._native_batch_norm_legit_no_training:
         return d[0]
     raise NotPolynomialError(
         f"{operation.__name__} is no polynomial operation, and the model applies it to its input's values "

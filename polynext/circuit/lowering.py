@@ -123,6 +123,8 @@ class Lowering:
                 return product if len(arguments) < 3 else self.add(product, arguments[2], shape)
             case aten.convolution | aten.conv2d:
                 return self.convolve(node, arguments, shape)
+            case aten._native_batch_norm_legit_no_training:
+                return [self.batch_norm(arguments)]
             case aten.avg_pool2d:
                 return self.average_pool(arguments, shape)
         raise PolyNeXtError(
@@ -240,8 +242,17 @@ class Lowering:
         every_position = None if bias is None else constant(bias[:, None, None], shape)
         return linear(value, convolution, shape, bias=every_position)
 
+    def batch_norm(self, arguments: Any) -> Node:
+        value, weight, bias, mean, var, _, eps = arguments
+        factor = (var + eps).rsqrt() * (1 if weight is None else weight)
+        shift = (0 if bias is None else bias) - mean * factor
+        channels = (-1, *[1] * (len(value.shape) - 2))
+        return self.add(
+            self.multiply(value, factor.reshape(channels), value.shape), shift.reshape(channels), value.shape
+        )
+
     def average_pool(self, arguments: Any, shape: Shape) -> Node:
-        defaults = [None, None, [], (0, 0), False, True, None]
+        defaults: list[Any] = [None, None, [], (0, 0), False, True, None]
         value, kernel, stride, padding, ceil_mode, count_padding, divisor = filled(arguments, defaults)
         if ceil_mode or divisor or (not count_padding and any(padding)):
             raise PolyNeXtError("average pooling has a place in a circuit with whole windows only.")

@@ -1,0 +1,113 @@
+"""Encrypted inference on 8x8 images: seconds, memory and error beside what the planner said.
+
+    python benchmarks/encrypted.py
+
+Networks like cpolynext_nano_bn with one and two stacks, one and eight images in a ciphertext, statistics from the
+embedded digits. The server runs in a process of its own on one core, each configuration `--repeats` times in turn; then
+two ciphertexts are answered by one process and by two.
+"""
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from polynext.circuit.lowering import lower
+from polynext.cli.encrypted_demo import peak, resident
+from polynext.cli.table import table
+from polynext.data import DataConfig, load_examples
+from polynext.data.transforms import evaluation_transform
+from polynext.encrypted.client import EVALUATION, Client
+from polynext.encrypted.offer import Offer
+from polynext.encrypted.planner import MEBIBYTE, make_plan
+from polynext.encrypted.server import Server, save_server
+from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+
+
+def network(stacks: int, images: torch.Tensor) -> PolyNeXt:
+    stage = StageConfig(width=16, cells=1, stacks=stacks, coarse_kernel=3)
+    logits = tuple(np.linspace(1, -1, 4))
+    config = PolyNeXtConfig(stages=(stage,), scale_logits=logits, stem_kernel=3, stem_stride=1)
+    torch.manual_seed(0)
+    model = PolyNeXt(config, in_chans=1, num_classes=10, img_size=8, blocks=FullyPolynomialBlocks())
+    with torch.no_grad():
+        for _ in range(50):
+            model.train()(images)
+    return model.eval()
+
+
+def serve(folder: Path, requests: list[Path], repeats: int) -> tuple[list[float], int, list[float]]:
+    """Seconds of each answer, the memory beyond the libraries', and two answers by one process and by two."""
+    before = resident()
+    server = Server.load(folder / "server", folder / "client" / EVALUATION)
+    took = [timed(server, requests[0], folder / "answer.enc", 1) for _ in range(repeats + 1)][1:]  # one to warm up
+    memory = peak() - before
+    both = [timed(server, requests[1], folder / "both.enc", processes) for processes in (1, 2)]
+    return took, memory, both
+
+
+def timed(server: Server, request: Path, answer: Path, processes: int) -> float:
+    start = time.perf_counter()
+    server.answer_request(request, answer, processes)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    os.environ["OMP_NUM_THREADS"] = "1"
+    data = DataConfig()
+    digits, transform = load_examples(data, "train"), evaluation_transform(data)
+    images = torch.stack([transform(digits.image(i)) for i in range(256)])
+    rows = []
+    for stacks, packed in ((1, 1), (1, 8), (2, 1), (2, 8)):
+        model = network(stacks, images)
+        start = time.perf_counter()
+        plan = make_plan(lower(model), images.double().numpy(), packed)
+        planning = time.perf_counter() - start
+        bill, parameters = plan.bill, plan.parameters
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            offer = Offer.of(plan, data.mean, data.std, tuple(digits.classes))
+            save_server(plan, offer, folder / "server")
+            client = Client.keygen(offer, folder / "client")
+            requests = [folder / "one.enc", folder / "two.enc"]
+            chosen = images[: 2 * packed].double().numpy()
+            client.write_request(chosen[:packed], requests[0])
+            client.write_request(chosen, requests[1])
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                took, memory, both = pool.apply(serve, (folder, requests, repeats))
+            answers = client.read_answer(folder / "both.enc")
+        with torch.no_grad():
+            wanted = model.double()(torch.from_numpy(chosen)).numpy()
+        model.float()
+        seconds = median(took)
+        rows.append(
+            (
+                str(stacks),
+                str(packed),
+                f"{parameters.modulus_bits} / {len(parameters.prime_bits) - 1}",
+                f"{bill.rotations} / {bill.plaintext_products} / {bill.ciphertext_products}",
+                f"{bill.rotation_keys * parameters.key_bytes / MEBIBYTE:.0f}",
+                f"{seconds:.2f} ({min(took):.2f}-{max(took):.2f})",
+                f"{bill.seconds:.2f}",
+                f"{memory / MEBIBYTE:.0f}",
+                f"{bill.working_bytes / MEBIBYTE:.0f}",
+                f"{np.abs(answers - wanted).max() / np.abs(wanted).max():.0e}",
+                f"{both[0] / both[1]:.2f}",
+                f"{planning:.0f}",
+            )
+        )
+    header = ("stacks", "images", "bits / primes", "rot. / plain / ct", "keys MB", "seconds", "predicted")
+    print(table((*header, "memory MB", "predicted", "error", "2 cores", "planning s"), rows, left=()))
+
+
+if __name__ == "__main__":
+    main()

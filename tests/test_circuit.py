@@ -1,0 +1,221 @@
+"""Circuits: the same function as the model, before and after every rewrite."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import polynext
+from polynext.circuit import NotPolynomialError, polynomial_degree
+from polynext.circuit.files import load_circuit, save_circuit
+from polynext.circuit.graph import Circuit, Linear, Product, Sum
+from polynext.circuit.lowering import lower
+from polynext.circuit.maps import Collect, Convolution, Dense, Gather, LinearMap, Scale, chain
+from polynext.circuit.rewrites import (
+    factor_sums,
+    fold_linear_maps,
+    inverse,
+    keep,
+    normalise,
+    rebase,
+    split,
+    unbuild_sums,
+    written_out,
+)
+from polynext.cli import main
+from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+
+
+def small_network(stacks: int = 1, width: int = 4, size: int = 4) -> PolyNeXt:
+    """A fully polynomial network small enough to encrypt in a test, with statistics as after training."""
+    stage = StageConfig(width=width, cells=1, stacks=stacks, coarse_kernel=3)
+    config = PolyNeXtConfig(stages=(stage,), scale_logits=(1.0, 0.5, 0.2, 0.1), stem_kernel=3, stem_stride=1)
+    model = PolyNeXt(config, in_chans=1, num_classes=3, img_size=size, blocks=FullyPolynomialBlocks())
+    return settled(model, torch.randn(64, 1, size, size))
+
+
+def settled(model: Any, images: Tensor) -> Any:
+    model.train()
+    with torch.no_grad():
+        for _ in range(40):
+            model(images)
+    return model.eval()
+
+
+def same(circuit: Circuit, model: nn.Module, images: Tensor) -> None:
+    with torch.no_grad():
+        wanted = model.double()(images.double()).numpy()
+    np.testing.assert_allclose(circuit(images.numpy()), wanted, atol=1e-9 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", ["cpolynext_nano_bn", "apolynext_nano_bn"])
+def test_a_circuit_is_its_model(name: str) -> None:
+    images = torch.randn(8, 1, 8, 8)
+    model = settled(polynext.create_model(name, in_chans=1, num_classes=10), images)
+    circuit = lower(model)
+    same(circuit, model, images[:3])
+    assert circuit.degree() == polynomial_degree(model.float(), images)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", polynext.list_models(fully_polynomial=True))
+def test_every_fully_polynomial_model_becomes_a_circuit(name: str) -> None:
+    model = polynext.create_model(name, num_classes=10)
+    images = torch.randn(2, *model.pretrained_cfg["input_size"])
+    model = settled(model, images) if "lowres" in name or "micro" in name else model.eval()
+    same(lower(model), model, images[:1])
+
+
+def test_what_is_no_polynomial_is_named() -> None:
+    with pytest.raises(NotPolynomialError, match="layer_norm"):
+        lower(polynext.create_model("cpolynext_nano").eval())
+
+
+class OwnNetwork(nn.Module):
+    """Everything a circuit knows beside what PolyNeXt needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 6, 3, stride=2, padding=1, groups=2)
+        self.norm = nn.BatchNorm2d(6)
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x))
+        x = x**3 - 2 * x + F.avg_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 1)
+        x = torch.cat([x[:, :2], x[:, 2:].flip(1).roll(1, 2)], dim=1)
+        tokens = x.flatten(2).transpose(1, 2)
+        return self.fc((tokens @ tokens.transpose(1, 2) / 7 + 1).square() @ tokens).mean(dim=1)
+
+
+def test_own_networks_become_circuits() -> None:
+    images = torch.randn(16, 2, 8, 8)
+    model = settled(OwnNetwork(), images)
+    same(lower(model, images), model, images[:4])
+
+
+IMAGES = np.random.default_rng(0).normal(size=(5, 1, 4, 4))
+REWRITES = {
+    "factored": factor_sums,
+    "folded": lambda c: fold_linear_maps(factor_sums(c)),
+    "unbuilt": lambda c: unbuild_sums(fold_linear_maps(c)),
+    "kept": lambda c: unbuild_sums(keep(f := fold_linear_maps(c), shared(f, Sum))),
+    "rebased": lambda c: unbuild_sums(rebase(f := fold_linear_maps(c), shared(f, Linear)[-1])),
+    "split": lambda c: split(unbuild_sums(fold_linear_maps(c)), 16),
+    "split unevenly": lambda c: split(unbuild_sums(fold_linear_maps(c)), 48),
+    "normalised": lambda c: normalise(unbuild_sums(fold_linear_maps(c)), IMAGES, 3.0),
+    "written out": lambda c: written_out(unbuild_sums(c)),
+}
+
+
+def shared(circuit: Circuit, kind: type) -> list[Any]:
+    """The values that several others need; linear ones that can be inverted."""
+    users = circuit.users()
+    found = [n for n in circuit.order if isinstance(n, kind) and len(users[n]) > 1]
+    return [n for n in found if kind is Sum or inverse(n.map) is not None]
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_a_rewrite_keeps_the_function(name: str) -> None:
+    model = small_network(stacks=2)
+    circuit = lower(model)
+    rewritten = REWRITES[name](circuit)
+    assert rewritten is not circuit
+    same(rewritten, model, torch.randn(4, 1, 4, 4))
+    assert rewritten.degree() == circuit.degree() == 32
+
+
+def test_rewrites_save_levels() -> None:
+    lowered = lower(small_network(stacks=2))
+    folded = fold_linear_maps(lowered)
+    unbuilt = unbuild_sums(folded)
+    levels = [lowered.levels(), folded.levels(), unbuilt.levels(), unbuilt.levels(shared_rescale=True)]
+    assert levels == sorted(levels, reverse=True) and len(set(levels)) == 4
+    # A level for each product with the linear map before it, and one for the classifier: the least there is.
+    assert levels[-1] == unbuilt.multiplicative_depth() + 1 == 6
+
+
+def test_a_head_becomes_one_product() -> None:
+    circuit = unbuild_sums(fold_linear_maps(factor_sums(lower(small_network()))))
+    output = circuit.output
+    assert isinstance(output, Linear) and isinstance(output.source, Product)
+
+
+def test_normalised_values_are_near_the_target() -> None:
+    images = np.random.default_rng(0).normal(size=(20, 1, 4, 4))
+    circuit = normalise(unbuild_sums(fold_linear_maps(lower(small_network(stacks=2)))), images, 8.0)
+    values = circuit.values(images)
+    operands = [s for node in circuit.order if isinstance(node, Product) for s in node.sources]
+    largest = [np.abs(values[o]).max() for o in operands]
+    assert min(largest) >= 8 / 2**0.51 and max(largest) <= 8 * 2**0.51
+
+
+def test_circuits_survive_files(tmp_path: Path) -> None:
+    model = small_network()
+    circuit = written_out(unbuild_sums(lower(model)))
+    save_circuit(circuit, tmp_path / "circuit.npz")
+    same(load_circuit(tmp_path / "circuit.npz"), model, torch.randn(2, 1, 4, 4))
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Convolution:
+    groups, into, out = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    dilation = (draw(st.integers(1, 2)), draw(st.integers(1, 2)))
+    size = tuple(draw(st.integers(d * (k - 1) + 1, 7)) for k, d in zip(kernel, dilation, strict=True))
+    weight = np.random.default_rng(draw(st.integers(0, 99))).normal(size=(groups * out, into, *kernel))
+    stride = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    padding = (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
+    return Convolution(weight, (size[0], size[1]), stride, padding, dilation, groups)
+
+
+@given(convolutions())
+@settings(deadline=None, max_examples=60)
+def test_a_convolution_is_pytorchs_and_its_matrix(c: Convolution) -> None:
+    x = np.random.default_rng(0).normal(size=(2, c.n_in))
+    maps = torch.from_numpy(x).reshape(2, -1, *c.size)
+    wanted = F.conv2d(maps, torch.from_numpy(c.weight), None, c.stride, c.padding, c.dilation, c.groups)
+    np.testing.assert_allclose(c(x), wanted.reshape(2, -1).numpy(), atol=1e-12)
+    np.testing.assert_allclose((c.matrix() @ x.T).T, c(x), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "linear",
+    [
+        Gather(np.array([3, -1, 0, 0, 2]), 4),
+        Collect(np.array([0, 1, 0, 1]), 2, 0.5),
+        Scale(np.array([1.0, -2.0, 0.0])),
+        Dense(np.arange(6.0).reshape(2, 3), rows=2),
+        chain([Gather(np.array([1, -1, 0]), 2), Gather(np.array([2, 2, 1]), 3), Scale(np.array([1.0, 2.0, 3.0]))]),
+    ],
+    ids=lambda m: type(m).__name__,
+)
+def test_a_map_is_its_matrix(linear: LinearMap) -> None:
+    x = np.random.default_rng(0).normal(size=(3, linear.n_in))
+    np.testing.assert_allclose(linear(x), (linear.matrix() @ x.T).T, atol=1e-12)
+
+
+def test_an_inverse_undoes_its_map_and_a_bad_one_is_refused() -> None:
+    weight = np.random.default_rng(0).normal(size=(4, 4))
+    mapping = Dense(weight, rows=3)
+    backwards = inverse(mapping)
+    assert backwards is not None
+    x = np.random.default_rng(1).normal(size=(2, 12))
+    np.testing.assert_allclose(backwards(mapping(x)), x, atol=1e-10)
+    assert inverse(Dense(np.ones((4, 4)))) is None
+    assert inverse(Dense(np.ones((3, 4)))) is None
+
+
+def test_the_command_shows_what_rewriting_saves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["circuit", "cpolynext_nano_bn"]) == 0
+    shown = capsys.readouterr().out
+    assert "degree 32 and multiplicative depth 5" in shown
+    assert shown.strip().splitlines()[-1].split()[-1] == "6"
+    assert main(["circuit", "cpolynext_nano"]) == 2
+    assert "no fully polynomial model" in capsys.readouterr().err

@@ -1,0 +1,388 @@
+"""Encrypted inference: packing and programs exactly, ciphertexts within the noise their scale allows."""
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from polynext.circuit.graph import Circuit, Input, Linear, Product
+from polynext.circuit.lowering import lower
+from polynext.circuit.maps import Matrix
+from polynext.cli import main
+from polynext.encrypted.ckks import CkksEngine, Ring, SecretKeys
+from polynext.encrypted.client import EVALUATION, SECRET, Client
+from polynext.encrypted.costs import Costs
+from polynext.encrypted.engine import ClearEngine
+from polynext.encrypted.execution import encode_program, execute
+from polynext.encrypted.offer import Offer
+from polynext.encrypted.packing import layout_of
+from polynext.encrypted.parameters import LONGEST_MODULUS, Parameters
+from polynext.encrypted.planner import DoesNotFitError, Limits, Plan, choose_parameters, make_bill, make_plan
+from polynext.encrypted.program import Program, Stride, build_program
+from polynext.encrypted.rotations import choose_rotations, grow
+from polynext.encrypted.server import Server, save_server
+from polynext.errors import PolyNeXtError
+from tests.test_circuit import settled, small_network
+
+OPERATIONS = ("rotate", "multiply", "multiply_plain", "add", "rescale", "drop")
+
+
+def unit_costs(ring_degree: int) -> Costs:
+    """A machine on which everything takes a millisecond for each prime."""
+    return Costs(ring_degree, dict.fromkeys(OPERATIONS, (0.0, 1e-3)))
+
+
+def run_clear(program: Program, parameters: Parameters, images: np.ndarray) -> tuple[np.ndarray, ClearEngine]:
+    engine = ClearEngine(parameters, program.rotations)
+    encoded = encode_program(program, engine)
+    packed = program.layouts[0].pack(images.reshape(len(images), -1))
+    result = execute(program, encoded, engine, engine.encrypt(packed))
+    return program.layouts[program.output].unpack(engine.decrypt(result)), engine
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.sampled_from([1, 2, 4]),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+)
+@settings(deadline=None, max_examples=50)
+def test_what_is_packed_can_be_unpacked(shape: list[int], images: int, mirrored: bool, groups: int) -> None:
+    layout = layout_of(shape, range(len(shape)), images, 256, mirrored)
+    assert layout is not None
+    if groups > 1:
+        assume(1 < layout.period <= 64)
+        layout = layout.spread(groups, 64)
+    values = np.random.default_rng(0).normal(size=(images, int(np.prod(shape))))
+    vector = layout.pack(values)
+    np.testing.assert_array_equal(layout.unpack(vector), values)
+    for g, codes in enumerate(layout.copies()):
+        np.testing.assert_array_equal(vector[codes], values)
+        assert ((codes // layout.block == g) if groups > 1 else (codes >= 0)).all()
+
+
+@st.composite
+def bilinear(draw: st.DrawFn) -> tuple[Circuit, int, int]:
+    """`C ((A x) * (B x))` for random sparse maps of random shapes."""
+    shape = (draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4)))
+    inner = (draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 4)))
+    classes, images = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 4]))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+
+    def random_map(rows: int, columns: int) -> Matrix:
+        dense = rng.normal(size=(rows, columns)) * (rng.random((rows, columns)) < 0.5)
+        dense[0, 0] = 1.0
+        return Matrix(sp.csr_array(dense))
+
+    image = Input(shape=shape)
+    size = int(np.prod(inner))
+    operands = [Linear(shape=inner, map=random_map(size, image.size), source=image, bias=rng.normal(size=size))]
+    operands.append(Linear(shape=inner, map=random_map(size, image.size), source=image))
+    product = Product(shape=inner, left=operands[0], right=operands[-draw(st.integers(1, 2))])
+    output = Linear(shape=(classes,), map=random_map(classes, size), source=product, bias=rng.normal(size=classes))
+    return Circuit(image, output), images, draw(st.sampled_from([0, 1, 2]))
+
+
+@given(bilinear())
+@settings(deadline=None, max_examples=80)
+def test_a_program_computes_its_circuit(case: tuple[Circuit, int, int]) -> None:
+    circuit, images, spread = case
+    program = build_program(circuit, 1024, images, spread=range(spread))
+    choose_rotations(program, most_keys=40)
+    parameters = Parameters(2048, (30, 50, 40, 50), 30, 26, 34)
+    x = np.random.default_rng(0).normal(size=(images, *circuit.input.shape))
+    parameters = replace(parameters, prime_bits=(*parameters.prime_bits[: program.depth], 40, 50))
+    result, _ = run_clear(program, parameters, x)
+    np.testing.assert_allclose(result, circuit(x), atol=1e-9)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_giant_and_baby_steps_make_up_the_offset(data: st.DataObject) -> None:
+    period = 2 ** data.draw(st.integers(1, 10))
+    stride = Stride(2 ** data.draw(st.integers(0, 10)), data.draw(st.booleans()), data.draw(st.sampled_from([0, 4, 8])))
+    offsets = np.arange(period)
+    giants, babies = stride.decompose(offsets, period)
+    np.testing.assert_array_equal((giants * stride.size + babies) % period, offsets)
+
+
+@given(st.sets(st.integers(0, 63), min_size=1), st.sets(st.integers(1, 63), max_size=4))
+def test_baby_steps_are_reached_with_the_keys_there_are(want: set[int], more: set[int]) -> None:
+    keys = {1, 2, 4, 8, 16, 32} | more
+    reached = {0}
+    for new, start, key in grow({0}, want, keys, 64):
+        assert start in reached and key in keys and (start + key) % 64 == new
+        reached.add(new)
+    assert want <= reached
+
+
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    torch.manual_seed(1)
+    return small_network()
+
+
+@pytest.fixture(scope="module")
+def examples() -> np.ndarray:
+    return np.random.default_rng(3).normal(size=(32, 1, 4, 4))
+
+
+@pytest.fixture(scope="module", params=[1, 4], ids=lambda n: f"{n} images")
+def plan(request: pytest.FixtureRequest, trained: Any, examples: np.ndarray) -> Plan:
+    return make_plan(lower(trained), examples, request.param, costs=unit_costs)
+
+
+@pytest.fixture(scope="module")
+def offer(plan: Plan) -> Offer:
+    return Offer.of(plan, (0.5,), (0.5,), ("a", "b", "c"))
+
+
+@pytest.fixture(scope="module")
+def folders(plan: Plan, offer: Offer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A server's and a client's folder."""
+    root = tmp_path_factory.mktemp("encrypted")
+    save_server(plan, offer, root / "server")
+    Client.keygen(Offer.load(root / "server" / "offer.json"), root / "client")
+    return root
+
+
+def logits(model: Any, images: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model.double()(torch.from_numpy(images)).numpy()
+
+
+def test_the_clear_engine_agrees_with_the_model_and_the_bill(plan: Plan, trained: Any, examples: np.ndarray) -> None:
+    images = examples[: plan.packing.images]
+    result, engine = run_clear(plan.program, plan.parameters, images)
+    np.testing.assert_allclose(result, logits(trained, images), atol=1e-9)
+    assert engine.total("rotate") == plan.bill.rotations
+    assert engine.total("multiply") == plan.bill.ciphertext_products
+    assert engine.total("multiply_plain") == plan.bill.plaintext_products
+    assert engine.most_held == plan.bill.ciphertext_bytes
+
+
+def test_a_plan_keeps_to_128_bits(plan: Plan) -> None:
+    parameters = plan.parameters
+    assert parameters.modulus_bits <= LONGEST_MODULUS[parameters.ring_degree]
+    assert plan.bill.levels == parameters.depth == plan.program.depth
+    Ring(parameters)  # SEAL checks for itself
+    longer = replace(parameters, prime_bits=(60,) * 8)
+    with pytest.raises(PolyNeXtError, match="128 bits of security"):
+        Ring(longer)
+
+
+class CountingEngine(CkksEngine):
+    """SEAL, counted."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.counts: Counter[str] = Counter()
+
+    def rotate(self, *arguments: Any) -> Any:
+        self.counts["rotate"] += 1
+        return super().rotate(*arguments)
+
+    def multiply(self, *arguments: Any) -> Any:
+        self.counts["multiply"] += 1
+        return super().multiply(*arguments)
+
+    def accumulate(self, *arguments: Any) -> Any:
+        self.counts["multiply_plain"] += 1
+        return super().accumulate(*arguments)
+
+
+def test_ciphertexts_give_the_models_logits(plan: Plan, offer: Offer, trained: Any, examples: np.ndarray) -> None:
+    ring = Ring(plan.parameters)
+    keys = SecretKeys.generate(ring)
+    engine = CountingEngine(ring, keys.evaluation_keys(plan.program.rotations))
+    images = examples[: plan.packing.images]
+    encoded = encode_program(plan.program, engine)
+    answer = execute(plan.program, encoded, engine, keys.encrypt(offer.pack(images)))
+    result = offer.result_layout.unpack(keys.decrypt(answer))
+    wanted = logits(trained, images)
+    # A rescale rounds to about 2^12 of the scale's units in each slot; the levels after it amplify that.
+    assert np.abs(result - wanted).max() < 64 * 2**12 / plan.parameters.scale
+    assert np.abs(result - wanted).max() < 1e-3 * np.abs(wanted).max()
+    bill = plan.bill
+    assert engine.counts["rotate"] == bill.rotations
+    assert engine.counts["multiply"] == bill.ciphertext_products
+    assert engine.counts["multiply_plain"] == bill.plaintext_products
+    assert (answer.level, answer.scale) == (bill.levels, plan.parameters.scale)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_files_go_from_client_to_server_and_back(
+    folders: Path, trained: Any, examples: np.ndarray, tmp_path: Path, processes: int
+) -> None:
+    images = examples[:3]  # more than one ciphertext, or one that is not full
+    client = Client.load(folders / "client")
+    client.write_request(images, tmp_path / "request.enc")
+    server = Server.load(folders / "server", folders / "client" / EVALUATION)
+    server.answer_request(tmp_path / "request.enc", tmp_path / "answer.enc", processes)
+    result = client.read_answer(tmp_path / "answer.enc")
+    wanted = logits(trained, images)
+    assert np.abs(result - wanted).max() < 1e-3 * np.abs(wanted).max()
+
+
+def test_the_server_never_sees_the_secret_key(folders: Path) -> None:
+    assert {f.name for f in (folders / "server").iterdir()} == {"circuit.npz", "packing.json", "offer.json"}
+    import zipfile
+
+    with zipfile.ZipFile(folders / "client" / SECRET) as archive:
+        secret = archive.read("secret")
+    with zipfile.ZipFile(folders / "client" / EVALUATION) as archive:
+        assert set(archive.namelist()) == {"header.json", "relinearisation", "galois"}
+        sent = [archive.read(name) for name in archive.namelist()]
+    sent += [f.read_bytes() for f in (folders / "server").iterdir()]
+    assert not any(secret[64:128] in data for data in sent)
+    assert (folders / "client" / SECRET).stat().st_mode & 0o077 == 0
+
+
+def test_the_offer_holds_no_weights(plan: Plan, offer: Offer) -> None:
+    shown = json.dumps(offer.to_json())
+    weights = [v for node in plan.circuit.order if isinstance(node, Linear) for v in node.map.matrix().data[:50]]
+    assert not any(repr(float(w)) in shown for w in weights if w not in (0.0, 0.5, 1.0))
+
+
+def test_encrypted_twice_is_two_ciphertexts(folders: Path, examples: np.ndarray, tmp_path: Path) -> None:
+    client = Client.load(folders / "client")
+    for name in ("a", "b"):
+        client.write_request(examples[:1], tmp_path / name)
+    assert (tmp_path / "a").read_bytes() != (tmp_path / "b").read_bytes()
+
+
+def test_files_that_do_not_go_together_are_refused(
+    folders: Path, offer: Offer, examples: np.ndarray, tmp_path: Path
+) -> None:
+    client = Client.load(folders / "client")
+    request, answer, keys = tmp_path / "request.enc", tmp_path / "answer.enc", folders / "client" / EVALUATION
+    client.write_request(examples[:1], request)
+    server = Server.load(folders / "server", keys)
+
+    with pytest.raises(PolyNeXtError, match=r"is a request.*expected evaluation keys"):
+        Server.load(folders / "server", request)
+    with pytest.raises(PolyNeXtError, match=r"is a request.*expected an answer"):
+        client.read_answer(request)
+    with pytest.raises(PolyNeXtError, match="there is no file"):
+        server.answer_request(tmp_path / "missing", answer)
+    with pytest.raises(PolyNeXtError, match="holds a secret key already"):
+        Client.keygen(offer, folders / "client")
+    with pytest.raises(PolyNeXtError, match="images are 1x8x8, and the network takes 1x4x4"):
+        client.write_request(np.zeros((1, 1, 8, 8)), request)
+
+    (tmp_path / "cut.enc").write_bytes(request.read_bytes()[:5000])
+    with pytest.raises(PolyNeXtError, match="cut short"):
+        server.answer_request(tmp_path / "cut.enc", answer)
+    (tmp_path / "foreign.enc").write_bytes(b"GIF89a" * 100)
+    with pytest.raises(PolyNeXtError, match="no file of encrypted inference"):
+        server.answer_request(tmp_path / "foreign.enc", answer)
+    damaged = bytearray(request.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "damaged.enc").write_bytes(damaged)
+    with pytest.raises(PolyNeXtError, match="is damaged"):
+        server.answer_request(tmp_path / "damaged.enc", answer)
+
+    other = Client.keygen(offer, tmp_path / "other")
+    other.write_request(examples[:1], tmp_path / "other.enc")
+    with pytest.raises(PolyNeXtError, match="was made with key"):
+        server.answer_request(tmp_path / "other.enc", answer)
+    changed = replace(offer, mean=(0.4,))
+    client.offer = changed
+    client.write_request(examples[:1], tmp_path / "changed.enc")
+    with pytest.raises(PolyNeXtError, match="was made for parameters"):
+        server.answer_request(tmp_path / "changed.enc", answer)
+    assert not answer.exists()
+
+    shutil.copytree(folders / "server", tmp_path / "server")
+    (tmp_path / "server" / "circuit.npz").unlink()
+    with pytest.raises(PolyNeXtError, match=r"has no circuit\.npz"):
+        Server.load(tmp_path / "server", keys)
+    (tmp_path / "server" / "offer.json").write_text("{}")
+    with pytest.raises(PolyNeXtError, match="is no offer"):
+        Offer.load(tmp_path / "server" / "offer.json")
+
+
+def test_what_does_not_fit_says_how_far_it_is(trained: Any, examples: np.ndarray) -> None:
+    circuit = lower(trained)
+    with pytest.raises(DoesNotFitError, match=r"need a modulus of .* bits where 128-bit security allows 218"):
+        make_plan(circuit, examples, limits=Limits(ring_degrees=(2**13,)), costs=unit_costs)
+    with pytest.raises(DoesNotFitError, match=r"rotation keys take .* MB where 20 MB are allowed"):
+        make_plan(circuit, examples, limits=Limits(keys=20 * 2**20), costs=unit_costs)
+    with pytest.raises(DoesNotFitError, match=r"of memory where 50 MB are allowed"):
+        make_plan(circuit, examples, limits=Limits(memory=50 * 2**20), costs=unit_costs)
+    with pytest.raises(DoesNotFitError, match="does not fit into 4096 slots: put fewer images"):
+        make_plan(circuit, examples, images=512, limits=Limits(ring_degrees=(2**13,)), costs=unit_costs)
+
+
+def test_fewer_keys_take_more_rotations(plan: Plan) -> None:
+    """The key budget is kept, and only costs time."""
+    program = plan.packing.program(plan.circuit, plan.parameters.slots)
+    many = make_bill(program, plan.parameters, unit_costs(2**14))
+    frugal = replace(plan.packing, most_keys=1).program(plan.circuit, plan.parameters.slots)
+    few = make_bill(frugal, plan.parameters, unit_costs(2**14))
+    assert few.rotation_keys <= many.rotation_keys and few.rotations >= many.rotations
+
+
+def test_attention_runs_in_the_clear_engine() -> None:
+    from polynext.circuit.rewrites import fold_linear_maps, split, unbuild_sums, written_out
+    from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+
+    stages = (
+        StageConfig(width=4, cells=1, stacks=1, coarse_kernel=3),
+        StageConfig(width=4, cells=1, stacks=1, mixer="attention"),
+    )
+    config = PolyNeXtConfig(stages=stages, scale_logits=(1.0, 0.5), stem_kernel=3, stem_stride=1)
+    model = PolyNeXt(config, in_chans=1, num_classes=3, img_size=4, blocks=FullyPolynomialBlocks())
+    settled(model, torch.randn(64, 1, 4, 4))
+    circuit = written_out(split(unbuild_sums(fold_linear_maps(lower(model))), 2**14))
+    program = build_program(circuit, 2**14, images=1)
+    choose_rotations(program, most_keys=60)
+    images = np.random.default_rng(0).normal(size=(1, 1, 4, 4))
+    largest = float(np.abs(circuit(images)).max())
+    parameters = choose_parameters(program, 2**15, largest)
+    result, _ = run_clear(program, parameters, images)
+    np.testing.assert_allclose(result, logits(model, images), atol=1e-8)
+
+
+def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, sentence in [
+        (["plan", str(tmp_path)], "is no finished run"),
+        (["keygen", str(tmp_path / "offer.json")], "there is no offer"),
+        (["encrypt"], "give image files to encrypt"),
+        (["encrypt", "--digits", "2", "--client", str(tmp_path)], "there is no offer"),
+        (["conjure"], "choose one of plan, prepare"),
+    ]:
+        assert main(["encrypted", *arguments]) == 2
+        assert sentence in capsys.readouterr().err
+    assert main(["encrypted", "--help"]) == 0
+
+
+@pytest.mark.slow
+def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
+    """What the README promises: a trained network answers encrypted digits as it answers them in the clear."""
+    from polynext.cli.encrypted import offer_for, plan_for, train_digits
+    from polynext.cli.runs import load_run
+
+    train_digits(tmp_path / "run")
+    trained = load_run(tmp_path / "run")
+    everything, labels, _ = trained.images("test", 10_000)
+    assert (logits(trained.model, everything).argmax(axis=1) == labels).mean() >= 0.97
+    images, wanted = everything[:100], logits(trained.model, everything[:100])
+    made = plan_for(trained, 8, memory=2048, key_memory=300)
+    save_server(made, offer_for(made, trained), tmp_path / "server")
+    client = Client.keygen(Offer.load(tmp_path / "server" / "offer.json"), tmp_path / "client")
+    server = Server.load(tmp_path / "server", tmp_path / "client" / EVALUATION)
+    client.write_request(images, tmp_path / "request.enc")
+    server.answer_request(tmp_path / "request.enc", tmp_path / "answer.enc", processes=2)
+    result = client.read_answer(tmp_path / "answer.enc")
+    assert (result.argmax(axis=1) == wanted.argmax(axis=1)).all()
+    assert np.abs(result - wanted).max() < 1e-3 * np.abs(wanted).max()
