@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -82,8 +83,8 @@ def main() -> None:
             chosen = images[: 2 * packed].double().numpy()
             client.write_request(chosen[:packed], requests[0])
             client.write_request(chosen, requests[1])
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                took, memory, both = pool.apply(serve, (folder, requests, repeats))
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                took, memory, both = pool.submit(serve, folder, requests, repeats).result()
             answers = client.read_answer(folder / "both.enc")
         with torch.no_grad():
             wanted = model.double()(torch.from_numpy(chosen)).numpy()

@@ -1,5 +1,9 @@
 """Data sets and transforms."""
 
+import io
+import json
+import tarfile
+
 import numpy as np
 import pytest
 import torch
@@ -121,6 +125,41 @@ def test_torchvision_sets_are_not_fetched_unasked(tmp_path) -> None:
 def test_anything_timm_reads(folder) -> None:
     data = load_examples(DataConfig(name="timm:", root=folder), "train")
     assert len(data) == 6 and len(data.classes) == 2
+
+
+def write_shard(path, count, start=0, labels=True) -> None:
+    with tarfile.open(path, "w") as archive:
+        for i in range(start, start + count):
+            picture = io.BytesIO()
+            Image.new("RGB", (6, 5), (i, 0, 0)).save(picture, "png")
+            parts = {"png": picture.getvalue()} | ({"cls": str(i % 3).encode()} if labels else {})
+            for suffix, data in parts.items():
+                member = tarfile.TarInfo(f"{i:06}.{suffix}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+
+
+def test_shards_are_read_by_number(tmp_path) -> None:
+    for name, start in (("train-0", 0), ("train-1", 4), ("val-0", 8)):
+        write_shard(tmp_path / f"x-{name}.tar", 4, start)
+    data = load_examples(DataConfig(name="webdataset", root=tmp_path), "train")
+    assert data.labels.tolist() == [i % 3 for i in range(8)] and len(data.classes) == 3
+    assert [data.image(i).getpixel((0, 0))[0] for i in (6, 1)] == [6, 1]
+    info = {"splits": {"validation": {"filenames": ["x-train-1.tar"]}}}
+    (tmp_path / "_info.json").write_text(json.dumps(info))
+    assert load_examples(DataConfig(name="timm:wds/x", root=tmp_path), "test").labels.tolist() == [1, 2, 0, 1]
+
+
+def test_bad_shards_are_named(tmp_path) -> None:
+    config = DataConfig(name="webdataset", root=tmp_path)
+    with pytest.raises(PolyNeXtError, match="has no train or training shards"):
+        load_examples(config, "train")
+    write_shard(tmp_path / "train.tar", 2, labels=False)
+    with pytest.raises(PolyNeXtError, match=r"train\.tar has images without a label: 000000, 000001"):
+        load_examples(config, "train")
+    (tmp_path / "train.tar").write_bytes(b"no tar at all" * 100)
+    with pytest.raises(PolyNeXtError, match=r"train\.tar cannot be read as a shard"):
+        load_examples(config, "train")
 
 
 def test_bad_data_is_told_in_a_sentence(folder, tmp_path) -> None:

@@ -171,7 +171,14 @@ def decrypt(reply: Annotated[Path, tyro.conf.Positional], client: Path = Path("c
     )
 
 
-def demo(images: int = 8, packed: int = 1, trained: Path = DIGITS_RUN, out: Path = Path("encrypted-demo")) -> None:
+def demo(
+    images: int = 8,
+    packed: int = 1,
+    trained: Path = DIGITS_RUN,
+    out: Path = Path("encrypted-demo"),
+    memory: int = 2048,
+    key_memory: int = 300,
+) -> None:
     """Encrypt test digits, answer them encrypted, and compare with the network in the clear.
 
     Args:
@@ -179,12 +186,15 @@ def demo(images: int = 8, packed: int = 1, trained: Path = DIGITS_RUN, out: Path
         packed: how many of them go into one ciphertext.
         trained: run folder of a fully polynomial network; trained there on the digits first if it does not exist.
         out: folder for the client's and the server's files and the picture.
+        memory: megabytes that keys, encoded weights and ciphertexts may take together.
+        key_memory: megabytes that rotation keys may take.
     """
     from polynext.cli.encrypted_demo import demonstrate
 
     if not trained.exists():
         train_digits(trained)
-    demonstrate(load_run(trained), images, packed, out)
+    run = load_run(trained)
+    demonstrate(run, plan_for(run, packed, memory, key_memory), images, out)
 
 
 def train_digits(folder: Path) -> None:

@@ -5,6 +5,7 @@ import resource
 import shutil
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from polynext.cli.encrypted import offer_for, plan_for, print_bill
+from polynext.cli.encrypted import offer_for, print_bill
 from polynext.cli.runs import Run
 from polynext.cli.table import table
 from polynext.encrypted.client import EVALUATION, Client
-from polynext.encrypted.planner import mebibytes
+from polynext.encrypted.planner import Plan, mebibytes
 from polynext.encrypted.server import Server, save_server
 
 
@@ -35,12 +36,13 @@ class Outcome:
         return float(np.abs(self.clear - self.encrypted).max())
 
 
-def demonstrate(trained: Run, images: int, packed: int, out: Path) -> None:
+def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
     """The whole way from keys to decrypted logits, with the server in a process of its own and files in between."""
-    made = plan_for(trained, packed, memory=2048, key_memory=300)
     print_bill(made)
+    packed = made.packing.images
     offer = offer_for(made, trained)
-    shutil.rmtree(out, ignore_errors=True)
+    for name in ("client", "server", "requests", "answers"):
+        shutil.rmtree(out / name, ignore_errors=True)
     save_server(made, offer, out / "server")
     client = Client.keygen(offer, out / "client")
 
@@ -49,8 +51,8 @@ def demonstrate(trained: Run, images: int, packed: int, out: Path) -> None:
     requests = [out / "requests" / f"{start}.enc" for start in starts]
     for start, request in zip(starts, requests, strict=True):
         client.write_request(prepared[start : start + packed], request)
-    with multiprocessing.get_context("spawn").Pool(1) as server:
-        took, memory = server.apply(serve, (out, requests))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as server:
+        took, memory = server.submit(serve, out, requests).result()
     logits = np.concatenate([client.read_answer(out / "answers" / request.name) for request in requests])
     with torch.no_grad():
         clear = trained.model.double()(torch.from_numpy(prepared)).numpy()

@@ -10,8 +10,8 @@ class DataConfig:
     """A data set and how it is read.
 
     Attributes:
-        name: digits (embedded), cifar10, svhn, tiny-imagenet, imagenet, folder, or timm:NAME for anything that timm's
-            create_dataset reads.
+        name: digits (embedded), cifar10, svhn, tiny-imagenet, imagenet, folder, webdataset (tar shards), or timm:NAME
+            for anything that timm's create_dataset reads.
         root: folder of the data, or a .npz with train_x, train_y, test_x, test_y; not needed for digits.
         download: fetch cifar10 or svhn into root if they are not there.
         image_size: side of the square images the network gets.

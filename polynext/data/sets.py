@@ -148,10 +148,14 @@ def load_examples(config: DataConfig, split: Split) -> Examples:
 def read(config: DataConfig, split: Split) -> Examples:
     if config.name == "digits":
         return digits(split)
-    if config.name.startswith("timm:"):
+    if config.name.startswith("timm:") and not config.name.startswith("timm:wds/"):
         return from_timm(config, split)
     if config.root is None:
         raise PolyNeXtError(f"{config.name} needs a place: give --data.root, a folder or a .npz file.")
+    if config.name == "webdataset" or config.name.startswith("timm:wds/"):
+        from polynext.data.shards import ShardExamples, find_shards
+
+        return ShardExamples(find_shards(config.root, split))
     if config.root.suffix == ".npz":
         return from_npz(config.root, split)
     if config.name in ("cifar10", "svhn"):
@@ -164,7 +168,7 @@ def read(config: DataConfig, split: Split) -> Examples:
         return FolderExamples(split_folder(config.root, split), config.most_memory)
     raise PolyNeXtError(
         f"there is no data set {config.name!r}: choose digits, cifar10, svhn, tiny-imagenet, imagenet, "
-        "folder or timm:NAME."
+        "folder, webdataset or timm:NAME."
     )
 
 
@@ -215,7 +219,10 @@ def from_timm(config: DataConfig, split: Split) -> TimmExamples:
     names = {"train": "train", "test": "validation"}
     data = create_dataset(config.name.removeprefix("timm:"), root=str(config.root or ""), split=names[split])
     if not hasattr(data, "__getitem__"):
-        raise PolyNeXtError(f"{config.name} is a stream without an order: give a data set whose images have numbers.")
+        raise PolyNeXtError(
+            f"{config.name} is a stream without an order: give a data set whose images have numbers, or its shards as "
+            "webdataset."
+        )
     samples = getattr(data.reader, "samples", None)  # known without opening an image
     labels = [int(label) for _, label in samples] if samples else [int(data[i][1]) for i in range(len(data))]
     return TimmExamples(data, labels, [str(i) for i in range(max(labels) + 1)])

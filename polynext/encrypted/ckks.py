@@ -84,11 +84,13 @@ class SecretKeys:
     def evaluation_keys(self, rotations: Iterable[int]) -> "EvaluationKeys":
         """What the server needs to compute, and cannot decrypt with."""
         generator = seal.KeyGenerator(self.ring.context, self.secret)
-        relinearisation, galois = seal.RelinKeys(), seal.GaloisKeys()
+        relinearisation = seal.RelinKeys()
         generator.create_relin_keys(relinearisation)
-        degree = self.ring.parameters.ring_degree
-        generator.create_galois_keys([pow(3, step, 2 * degree) for step in rotations], galois)
-        return EvaluationKeys(relinearisation, galois)
+        made = {}
+        for step in rotations:
+            made[step] = seal.GaloisKeys()
+            generator.create_galois_keys([galois_element(step, self.ring.parameters)], made[step])
+        return EvaluationKeys(relinearisation, made)
 
     def encrypt(self, values: Array) -> SealCiphertext:
         parameters = self.ring.parameters
@@ -105,8 +107,15 @@ class SecretKeys:
 
 @dataclass(eq=False)
 class EvaluationKeys:
+    """A key for products, and one for each rotation: apart, because SEAL takes several times a file to load it."""
+
     relinearisation: Any
-    galois: Any
+    rotations: dict[int, Any]
+
+
+def galois_element(steps: int, parameters: Parameters) -> int:
+    """SEAL's name for a rotation."""
+    return pow(3, steps % parameters.slots, 2 * parameters.ring_degree)
 
 
 class CkksEngine(Engine):
@@ -156,9 +165,8 @@ class CkksEngine(Engine):
 
     def rotate(self, value: SealCiphertext, steps: int) -> SealCiphertext:
         body = seal.Ciphertext(self.ring.context)
-        self.evaluator.apply_galois(
-            value.body, pow(3, steps % self.parameters.slots, 2 * self.parameters.ring_degree), self.keys.galois, body
-        )
+        keys = self.keys.rotations[steps % self.parameters.slots]
+        self.evaluator.apply_galois(value.body, galois_element(steps, self.parameters), keys, body)
         return SealCiphertext(body, value.level, value.scale)
 
     def rescale(self, value: SealCiphertext, scale: float) -> SealCiphertext:

@@ -37,7 +37,8 @@ class Client:
         (folder / SECRET).chmod(0o600)
         offer.save(folder / OFFER)
         evaluation = client.keys.evaluation_keys(offer.rotations)
-        parts = {"relinearisation": evaluation.relinearisation, "galois": evaluation.galois}
+        rotations = {f"rotation-{step}": keys for step, keys in evaluation.rotations.items()}
+        parts = {"relinearisation": evaluation.relinearisation, **rotations}
         write_parts(folder / EVALUATION, "evaluation", header, parts)
         return client
 

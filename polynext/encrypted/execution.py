@@ -62,7 +62,7 @@ def execute(program: Program, encoded: list[list[EncodedForm]], engine: Engine, 
     scales = value_scales(program, engine)
     for number, step in enumerate(program.steps):
         for source, babies in step.babies.items():
-            lower(held[source], step.level, engine)
+            bring_down(held[source], step.level, engine)
             for new, start, rotation in babies:
                 held[source][new] = engine.rotate(held[source][start], rotation)
         forms = iter(evaluate_form(form, step, held, engine) for form in encoded[number])
@@ -82,7 +82,7 @@ def execute(program: Program, encoded: list[list[EncodedForm]], engine: Engine, 
     return held[program.output][0]
 
 
-def lower(rotations: dict[int, Ciphertext], level: int, engine: Engine) -> None:
+def bring_down(rotations: dict[int, Ciphertext], level: int, engine: Engine) -> None:
     for baby, value in rotations.items():
         rotations[baby] = engine.drop(value, level)
 

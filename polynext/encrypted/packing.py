@@ -149,11 +149,16 @@ class Diagonals:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """One ciphertext to be computed as a sum of linear maps of others, `folded` over some bits at the end."""
+    """One ciphertext to be computed as a sum of linear maps of others, and then over some bits of the slot number.
+
+    It `repeats` in the slots that its target leaves free, unless it is summed over bits below those the target uses:
+    then it is right in one place only, and rotations would bring in the others.
+    """
 
     terms: dict[int, Diagonals]
     bias: Array | None
     folds: tuple[int, ...]
+    repeats: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +198,12 @@ def form_of(
         packed = np.zeros(target.slots)
         everywhere = subsets(target.slots - 1 & ~target.used)
         packed[target.codes[..., None] + everywhere] = bias[None, :, None]
-    return Form({k: d for k, d in terms.items() if len(d.offsets)}, packed, tuple(bits(folded)))
+    return Form(
+        {k: d for k, d in terms.items() if len(d.offsets)},
+        packed,
+        tuple(bits(folded)),
+        not 0 < folded & -folded < target.period,
+    )
 
 
 def diagonals_of(matrix: sp.csr_array, source: Layout, target: Target, repeated: int, images: int) -> Diagonals:

@@ -34,11 +34,12 @@ MEBIBYTE = 2**20
 # ones leave more digits to the plaintexts they are multiplied by.
 OPERAND_SIZE = 8.0
 
-# The linear maps' plaintexts have this many bits less than the values.
-PLAIN_BITS_LESS = 4
+# Rounding a value costs about 16 times the precision that rounding a weight at the same scale does.
+WEIGHTS_TO_VALUES = 16
+LEAST_PLAIN_BITS = 24
 # The image is encrypted with this many bits more than the values have later.
 INPUT_BITS_MORE = 8
-MOST_SCALE_BITS, LEAST_SCALE_BITS = 32, 28
+MOST_SCALE_BITS, LEAST_SCALE_BITS = 34, 29
 
 
 class DoesNotFitError(PolyNeXtError):
@@ -172,7 +173,7 @@ class Search:
     def check_depth(self, unbuilt: Circuit) -> None:
         """Says early what `choose_parameters` would say later: no product fits into less than this."""
         products = unbuilt.multiplicative_depth()
-        fewest = products * (2 * LEAST_SCALE_BITS - PLAIN_BITS_LESS)
+        fewest = products * (LEAST_SCALE_BITS + LEAST_PLAIN_BITS)
         if fewest > LONGEST_MODULUS[self.ring_degree]:
             raise DoesNotFitError(
                 f"its {products} products in a row need a modulus of more than {fewest} bits where 128-bit security "
@@ -235,18 +236,22 @@ def choose_parameters(program: Program, ring_degree: int, largest_result: float)
     """The most precise primes that 128-bit security allows for a program at this ring degree."""
     limit = LONGEST_MODULUS[ring_degree]
     headroom = max(math.ceil(math.log2(2 * largest_result)) + 2, 4)
-    shortest = 0
-    for scale_bits in range(MOST_SCALE_BITS, LEAST_SCALE_BITS - 1, -1):
-        plain_bits = scale_bits - PLAIN_BITS_LESS
+
+    def parameters(scale_bits: int, plain_bits: int) -> Parameters:
         input_bits = scale_bits + INPUT_BITS_MORE
         dropped = prime_bits(program, scale_bits, plain_bits, input_bits)
         bits = (*dropped, scale_bits + headroom, max(*dropped, scale_bits + headroom))
-        shortest = sum(bits)
-        if shortest <= limit and max(bits) <= LONGEST_PRIME:
-            return Parameters(ring_degree, bits, scale_bits, plain_bits, input_bits)
-    raise DoesNotFitError(
-        f"its {program.depth} levels need a modulus of {shortest} bits where 128-bit security allows {limit}"
-    )
+        return Parameters(ring_degree, bits, scale_bits, plain_bits, input_bits)
+
+    scales = range(LEAST_SCALE_BITS, MOST_SCALE_BITS + 1)
+    tried = [parameters(s, p) for s in scales for p in range(LEAST_PLAIN_BITS, s + 1)]
+    fitting = [p for p in tried if p.modulus_bits <= limit and max(p.prime_bits) <= LONGEST_PRIME]
+    if not fitting:
+        raise DoesNotFitError(
+            f"its {program.depth} levels need a modulus of {tried[0].modulus_bits} bits where 128-bit security allows "
+            f"{limit}"
+        )
+    return min(fitting, key=lambda p: WEIGHTS_TO_VALUES * 2.0**-p.scale_bits + 2.0**-p.plain_bits)
 
 
 def prime_bits(program: Program, scale_bits: int, plain_bits: int, input_bits: int) -> list[int]:

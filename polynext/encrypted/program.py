@@ -82,7 +82,7 @@ def build_program(
 ) -> Program:
     """Packs the values of a circuit whose sums are unbuilt, and decides on giant steps. Rotation keys come later.
 
-    `spread` are the numbers of the values to lay out in groups; others are used as they are. A `draft` has the
+    `spread` are the numbers of the values to lay out in groups where that can be done. A `draft` has the
     diagonals of the first image only: its operations are the whole program's.
     """
     block = block_size(circuit, images, spread)
@@ -132,15 +132,16 @@ def build_program(
         wanted = [maps_of(o) for o in operands if o not in ready]
         sources = {k for maps, _ in wanted for k in maps} | set(ready.values())
         best: tuple[float, Layout, list[Form], int] | None = None
-        for plain in candidate_layouts(node, images, slots, mirrored, [layouts[k] for k in sources]):
-            layout = in_groups(plain, number)
+        plain = candidate_layouts(node, images, slots, mirrored, [layouts[k] for k in sources])
+        grouped = [in_groups(p, number) for p in plain]
+        for layout in grouped + [p for p, g in zip(plain, grouped, strict=True) if g is not p]:
+            if best is not None and layout.groups < best[1].groups:
+                break  # laid out in groups if that is possible at all
             forms, pair = operand_forms(wanted, layouts, layout, draft)
-            if not is_output and any(fold < layout.period for form in forms for fold in form.folds):
-                continue  # sums over low bits are right in one place only, and rotations would bring in the others
-            cost = sum(len(d.offsets) for form in forms for d in form.terms.values())
-            cost += 2 * sum(len(form.folds) for form in forms)
-            if not all(same_slots(layouts[k], layout) for k in ready.values()):
+            usable = is_output or all(form.repeats for form in forms)
+            if not usable or not all(same_slots(layouts[k], layout) for k in ready.values()):
                 continue
+            cost = sum(len(d.offsets) + 2 * len(form.folds) for form in forms for d in form.terms.values())
             if best is None or cost < best[0]:
                 best = (cost, layout, forms, pair)
         if best is None:

@@ -51,9 +51,8 @@ class Server:
             raise PolyNeXtError(f"{folder} was prepared by another version of polynext: prepare the network again.")
         ring = Ring(offer.parameters)
         with Parts(keys) as parts:
-            loaded = EvaluationKeys(
-                ring.load("RelinKeys", parts["relinearisation"]), ring.load("GaloisKeys", parts["galois"])
-            )
+            rotations = {step: ring.load("GaloisKeys", parts[f"rotation-{step}"]) for step in offer.rotations}
+            loaded = EvaluationKeys(ring.load("RelinKeys", parts["relinearisation"]), rotations)
         return cls(program, offer, loaded, ring, header["key"])
 
     def answer(self, ciphertext: SealCiphertext) -> SealCiphertext:

@@ -1,0 +1,77 @@
+"""WebDataset shards: tar files of images and labels, read by number instead of as a stream.
+
+A tar's headers say where each image lies, so that shards can be shuffled over the whole data set, evaluated exactly
+once per image and resumed in the middle of an epoch, like any folder.
+"""
+
+import io
+import json
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from polynext.data.sets import IMAGE_SUFFIXES, SPLIT_FOLDERS, Examples, Split
+from polynext.errors import PolyNeXtError
+
+
+class ShardExamples(Examples):
+    """Images in tar files, each beside a `.cls` with its label, as the webdataset package and timm lay them out."""
+
+    def __init__(self, shards: list[Path]):
+        with ThreadPoolExecutor() as pool:
+            found = [sample for samples in pool.map(index_shard, shards) for sample in samples]
+        labels = [label for *_, label in found]
+        super().__init__(labels, [str(i) for i in range(max(labels, default=-1) + 1)])
+        self.places = [(shard, offset, size) for shard, offset, size, _ in found]
+
+    def image(self, index: int) -> Image.Image:
+        shard, offset, size = self.places[index]
+        with shard.open("rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+        try:
+            with Image.open(io.BytesIO(data)) as picture:
+                return picture.convert("RGB")
+        except (UnidentifiedImageError, OSError) as error:
+            raise PolyNeXtError(f"image {index}, in {shard}, cannot be read: write that shard again.") from error
+
+
+def index_shard(shard: Path) -> list[tuple[Path, int, int, int]]:
+    """(shard, offset, size, label) of each image in a tar file."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    try:
+        with tarfile.open(shard, "r:") as archive:
+            for member in archive:
+                key, _, suffix = member.name.rpartition(".")
+                if f".{suffix.lower()}" in IMAGE_SUFFIXES:
+                    images[key] = (member.offset_data, member.size)
+                elif suffix == "cls":
+                    content = archive.extractfile(member)
+                    labels[key] = int(content.read()) if content else -1
+    except (tarfile.TarError, ValueError, OSError) as error:
+        raise PolyNeXtError(
+            f"{shard} cannot be read as a shard ({error}): expected an uncompressed tar file of images and .cls labels."
+        ) from error
+    alone = [key for key in images if key not in labels]
+    if alone:
+        raise PolyNeXtError(f"{shard} has images without a label: {', '.join(alone[:5])}; expected a .cls beside each.")
+    return [(shard, *images[key], labels[key]) for key in images]
+
+
+def find_shards(root: Path, split: Split) -> list[Path]:
+    """A split's tar files: as timm's _info.json lists them, in a folder of the split's name, or named after it."""
+    names = SPLIT_FOLDERS[split]
+    info = root / "_info.json"
+    if info.is_file():
+        splits = json.loads(info.read_text())["splits"]
+        for name in names:
+            if name in splits:
+                return [root / file for file in splits[name]["filenames"]]
+    for name in names:
+        shards = sorted((root / name).glob("*.tar")) or sorted(root.glob(f"*{name}*.tar"))
+        if shards:
+            return shards
+    raise PolyNeXtError(f"{root} has no {' or '.join(names)} shards: expected .tar files in such a folder or named so.")
