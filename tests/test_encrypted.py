@@ -167,7 +167,7 @@ def test_the_clear_engine_agrees_with_the_model_and_the_bill(plan: Plan, trained
     assert engine.total("rotate") == plan.bill.rotations
     assert engine.total("multiply") == plan.bill.ciphertext_products
     assert engine.total("multiply_plain") == plan.bill.plaintext_products
-    assert engine.most_held == plan.bill.ciphertext_bytes
+    assert engine.ciphertext_bytes == plan.bill.ciphertext_bytes
 
 
 def test_a_plan_keeps_to_128_bits(plan: Plan) -> None:

@@ -66,11 +66,11 @@ class Slots:
 
     def __post_init__(self) -> None:
         if self.engine:
-            self.engine.hold(self.engine.parameters.ciphertext_bytes(self.level))
+            self.engine.hold(self.level, 1)
 
     def __del__(self) -> None:
         if self.engine:
-            self.engine.hold(-self.engine.parameters.ciphertext_bytes(self.level))
+            self.engine.hold(self.level, -1)
 
 
 @dataclass(eq=False)
@@ -93,13 +93,19 @@ class TallyEngine(Engine):
     rotations: Collection[int]
     operations: Counter[tuple[str, int]] = field(default_factory=Counter)  # by name and number of primes
     plaintext_bytes: int = 0
-    held: int = 0
-    most_held: int = 0
+    held: Counter[int] = field(default_factory=Counter)  # ciphertexts at each level now
+    most_held: Counter[int] = field(default_factory=Counter)
     needs_values = False
 
-    def hold(self, size: int) -> None:
-        self.held += size
-        self.most_held = max(self.most_held, self.held)
+    def hold(self, level: int, more: int) -> None:
+        self.held[level] += more
+        self.most_held[level] = max(self.most_held[level], self.held[level])
+
+    @property
+    def ciphertext_bytes(self) -> int:
+        """What ciphertexts take at most: an allocator that keeps what is freed for others of the same size, as SEAL's
+        does, has the most of each level in the end."""
+        return sum(n * self.parameters.ciphertext_bytes(level) for level, n in self.most_held.items())
 
     def count(self, operation: str, level: int) -> None:
         self.operations[operation, self.parameters.primes_at(level)] += 1

@@ -288,7 +288,7 @@ def make_bill(program: Program, parameters: Parameters, costs: Costs) -> Bill:
         key_bytes=parameters.key_bytes * (len(program.rotations) + 1),
         program_bytes=sum(d.nbytes for step in program.steps for form in step.forms for d in form.terms.values()),
         plaintext_bytes=engine.plaintext_bytes,
-        ciphertext_bytes=engine.most_held,
+        ciphertext_bytes=engine.ciphertext_bytes,
         seconds=round(costs(engine.operations), 3),
     )
 
