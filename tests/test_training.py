@@ -16,6 +16,7 @@ from torch import nn
 import polynext
 from polynext.cli import main
 from polynext.data import AugmentConfig, DataConfig
+from polynext.distributed import Processes
 from polynext.recipes import recipe
 from polynext.training import (
     EmaConfig,
@@ -27,7 +28,6 @@ from polynext.training import (
     train,
 )
 from polynext.training import engine as engine_module
-from polynext.training.distributed import Processes
 from polynext.training.folder import RunFolder
 from polynext.training.schedule import averages_from
 

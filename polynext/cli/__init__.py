@@ -8,6 +8,8 @@ from polynext.errors import PolyNeXtError
 
 COMMANDS = {
     "train": "train a network by a recipe; the embedded digits without arguments",
+    "evaluate": "measure a network on a data set, beside the paper's figure",
+    "predict": "tell what is in images",
     "models": "list the models: size, cost, accuracy, depth and polynomial degree",
     "circuit": "show a fully polynomial model as an arithmetic circuit",
     "encrypted": "run a fully polynomial model on encrypted images",

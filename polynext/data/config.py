@@ -16,6 +16,7 @@ class DataConfig:
         download: fetch cifar10 or svhn into root if they are not there.
         image_size: side of the square images the network gets.
         evaluation_resize: what the shorter edge is resized to before the centre crop in evaluation.
+        evaluation_interpolation: how that resizes, bicubic or bilinear.
         mean: per channel, of pixel values in 0 to 1.
         std: per channel.
         workers: processes that prepare images beside the one that trains; 0 for none.
@@ -28,6 +29,7 @@ class DataConfig:
     download: bool = False
     image_size: int = 8
     evaluation_resize: int = 8
+    evaluation_interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
     workers: int = 0

@@ -20,7 +20,7 @@ SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "
 class Examples(ABC):
     """Labelled images: `examples[i]` is a PIL image and its class."""
 
-    def __init__(self, labels: Sequence[int], classes: Sequence[str]):
+    def __init__(self, labels: Sequence[int] | np.ndarray, classes: Sequence[str]):
         self.labels = np.asarray(labels, dtype=np.int64)
         self.classes = list(classes)
         if len(self.labels) == 0:

@@ -25,6 +25,7 @@ class Plain:
 
     def __init__(self, data: DataConfig):
         self.resize, self.crop, self.channels = data.evaluation_resize, data.image_size, len(data.mean)
+        self.interpolation = Image.Resampling[data.evaluation_interpolation.upper()]
         self.normalise = Normalise(data)
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -32,7 +33,7 @@ class Plain:
         if min(image.size) != self.resize:
             factor = self.resize / min(image.size)
             size = (max(self.resize, round(image.width * factor)), max(self.resize, round(image.height * factor)))
-            image = image.resize(size, Image.Resampling.BICUBIC)
+            image = image.resize(size, self.interpolation)
         left, top = round((image.width - self.crop) / 2), round((image.height - self.crop) / 2)
         if image.size != (self.crop, self.crop):
             image = image.crop((left, top, left + self.crop, top + self.crop))
@@ -45,6 +46,7 @@ class Shift:
     def __init__(self, data: DataConfig, augment: AugmentConfig):
         self.size, self.channels, self.hflip = data.image_size, len(data.mean), augment.hflip
         self.reach = max(1, data.image_size // 8) if augment.crop == "shift" else 0
+        self.interpolation = Image.Resampling[data.evaluation_interpolation.upper()]
         self.normalise = Normalise(data)
 
     def __call__(self, image: Image.Image) -> Tensor:

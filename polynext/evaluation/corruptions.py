@@ -62,15 +62,18 @@ def defocus_blur(x: Pixels, severity: int, generator: np.random.Generator) -> Pi
 
 def glass_blur(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels:
     sigma = length(x, (0.7, 0.9, 1.0, 1.1, 1.5)[severity - 1], least=0.1 + 0.06 * severity)
-    reach = max(1, round(length(x, (1, 2, 2, 3, 4)[severity - 1])))
+    distance = length(x, (1, 2, 2, 3, 4)[severity - 1])
+    reach = max(1, round(distance))
     rounds = (2, 1, 3, 2, 2)[severity - 1]
+    share = 1.0 if distance >= 1 else (0.3, 0.45, 0.6, 0.8, 1.0)[severity - 1]  # less than a pixel: some pixels only
     x = blur(x, sigma).copy()
     height, width = x.shape[:2]
     for _ in range(rounds):  # every pixel changes places with a near one
         dy = generator.integers(-reach, reach + 1, size=(height, width))
         dx = generator.integers(-reach, reach + 1, size=(height, width))
+        moves = generator.random((height, width)) < share
         for i in range(height - 1, -1, -1):
-            for j in range(width - 1, -1, -1):
+            for j in np.flatnonzero(moves[i])[::-1]:
                 k, m = min(max(i + dy[i, j], 0), height - 1), min(max(j + dx[i, j], 0), width - 1)
                 x[i, j], x[k, m] = x[k, m].copy(), x[i, j].copy()
     return blur(x, sigma)

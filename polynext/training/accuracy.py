@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polynext.training.distributed import Processes
+from polynext.distributed import Processes
 
 
 @torch.inference_mode()

@@ -25,11 +25,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from polynext.data import batches, evaluation_batches, evaluation_transform, load_examples, training_transform
 from polynext.data.loader import seed_everything
+from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
 from polynext.models import create_model, load_weights
 from polynext.training.accuracy import measure_accuracy
 from polynext.training.config import TrainConfig, to_yaml
-from polynext.training.distributed import Processes, processes
 from polynext.training.folder import RunFolder
 from polynext.training.optimizer import build_optimizer
 from polynext.training.profile import Profile

@@ -1,0 +1,78 @@
+"""Counting right answers: every image once, whatever the batch size, workers and processes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polynext.data import evaluation_batches, evaluation_transform
+from polynext.distributed import Processes
+from polynext.errors import PolyNeXtError
+from polynext.evaluation.sets import EvaluationSet
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Counts over a set: images, right first answers, right among the first five, and both per class."""
+
+    images: int
+    right: int
+    right_in_5: int
+    class_images: list[int] = field(repr=False)
+    class_right: list[int] = field(repr=False)
+
+    @property
+    def top1(self) -> float:
+        return 100 * self.right / self.images
+
+    @property
+    def top5(self) -> float:
+        return 100 * self.right_in_5 / self.images
+
+
+@torch.inference_mode()
+def score(model: nn.Module, chosen: EvaluationSet, group: Processes, batch_size: int = 64, workers: int = 0) -> Scores:
+    """How often a model is right on a set, over all processes."""
+    model.eval()
+    classes = len(chosen.examples.classes)
+    among = None if chosen.among is None else torch.from_numpy(chosen.among).to(group.device)
+    counts = np.zeros((3, classes), dtype=np.int64)  # images, right, right in five
+    transform = evaluation_transform(chosen.data)
+    batches = evaluation_batches(chosen.examples, transform, batch_size, (group.rank, group.count), workers)
+    index = group.rank
+    for images, labels in batches:
+        logits = model(images.to(group.device)).float()
+        logits = check_classes(logits, classes, among)
+        best = logits.topk(min(5, logits.shape[1]), dim=1).indices.cpu()
+        for answers, label in zip(best.tolist(), labels.tolist(), strict=True):
+            accepted = [label] if chosen.answers is None else chosen.answers[index]
+            index += group.count
+            if accepted:
+                counts[:, label] += (1, answers[0] in accepted, any(a in accepted for a in answers))
+    total = np.array(group.total(*counts.ravel().tolist()), dtype=np.int64).reshape(counts.shape)
+    images, right, in_five = total.sum(axis=1).tolist()
+    if not images:
+        raise PolyNeXtError("no image of this set has an accepted answer: there is nothing to score.")
+    return Scores(images, right, in_five, total[0].tolist(), total[1].tolist())
+
+
+def check_classes(logits: Tensor, classes: int, among: Tensor | None) -> Tensor:
+    """The logits of the set's classes."""
+    if among is not None:
+        if logits.shape[1] != 1000:
+            raise PolyNeXtError(f"the network has {logits.shape[1]} classes: this set needs ImageNet's 1000.")
+        return logits[:, among]
+    if logits.shape[1] != classes:
+        raise PolyNeXtError(
+            f"the network has {logits.shape[1]} classes and the data set {classes}: give a checkpoint that was "
+            "trained for these classes."
+        )
+    return logits
+
+
+def mean_corruption_error(errors: Mapping[str, Iterable[float]], reference: dict[str, float]) -> float:
+    """The mCE: a corruption's mean error over severities in units of a reference network's, averaged."""
+    ratios = [np.mean(list(errors[name])) / reference[name] for name in reference]
+    return 100 * float(np.mean(ratios))

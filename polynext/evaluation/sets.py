@@ -1,0 +1,133 @@
+"""The data sets a classifier is evaluated on, each with its images, its classes and its preprocessing."""
+
+import json
+import pkgutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from polynext.data import DataConfig, Examples, load_examples
+from polynext.data.sets import SPLIT_FOLDERS, FolderExamples
+from polynext.errors import PolyNeXtError
+from polynext.evaluation.corruptions import corrupt
+
+NAMES = (
+    "digits", "cifar10", "svhn", "tiny-imagenet", "folder", "imagenet", "imagenet-real", "imagenet-v2", "imagenet-a",
+    "imagenet-r", "imagenet-sketch", "imagenet-c",
+)  # fmt: skip
+# Sets whose corrupted form is made on the fly, by our own corruptions.
+CORRUPTIBLE = ("digits", "cifar10", "svhn", "tiny-imagenet", "folder", "imagenet")
+ALL_NAMES = (*NAMES, *(f"{name}-c" for name in CORRUPTIBLE if name != "imagenet"))
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Images and how they are scored.
+
+    `among` are the classes of the network that an answer is chosen from, in the order of the examples' labels; None for
+    all. `answers` are the labels that count as right for each image, where that may be several or none.
+    """
+
+    examples: Examples
+    data: DataConfig
+    among: np.ndarray | None = None
+    answers: list[list[int]] | None = None
+
+
+class CorruptedExamples(Examples):
+    """Examples with one corruption at one severity, the same every time."""
+
+    def __init__(self, examples: Examples, corruption: str, severity: int):
+        super().__init__(examples.labels, examples.classes)
+        self.examples, self.corruption, self.severity = examples, corruption, severity
+
+    def image(self, index: int) -> Image.Image:
+        pixels = np.asarray(self.examples.image(index))
+        return Image.fromarray(corrupt(pixels, self.corruption, self.severity, seed=index))
+
+
+def open_set(name: str, data: DataConfig) -> EvaluationSet:
+    """A named set. `data` has its place and the network's preprocessing, which some sets change."""
+    if name in ("digits", "cifar10", "svhn", "tiny-imagenet", "folder"):
+        return EvaluationSet(load_examples(replace(data, name=name), "test"), data)
+    root = folder_of(data.root, name)
+    if name == "imagenet-v2":
+        examples = FolderExamples(root)
+        return EvaluationSet(relabelled(examples, root, [str(i) for i in range(1000)]), data)
+    if name in ("imagenet-a", "imagenet-r"):
+        examples = relabelled(FolderExamples(root), root, synsets(name))
+        everything = synsets("imagenet")
+        among = np.array([everything.index(s) for s in synsets(name)])
+        if name == "imagenet-r":
+            data = replace(data, evaluation_interpolation="bilinear")
+        return EvaluationSet(examples, data, among)
+    if name in ("imagenet", "imagenet-sketch", "imagenet-real"):
+        examples = relabelled(FolderExamples(root), root, synsets("imagenet"))
+        return EvaluationSet(examples, data, answers=real_answers(examples) if name == "imagenet-real" else None)
+    raise PolyNeXtError(f"there is no evaluation set {name!r}: choose one of {', '.join(ALL_NAMES)}.")
+
+
+def open_corrupted(name: str, data: DataConfig, corruption: str, severity: int) -> EvaluationSet:
+    """One corruption at one severity: ImageNet-C's own files, or another set corrupted on the fly."""
+    if name != "imagenet-c":
+        clean = open_set(name.removesuffix("-c"), data)
+        return replace(clean, examples=CorruptedExamples(clean.examples, corruption, severity))
+    root = folder_of(data.root, name) / corruption / str(severity)
+    if not root.is_dir():
+        raise PolyNeXtError(
+            f"there is no {root}: imagenet-c needs all 15 corruptions at 5 severities, or it has no mCE."
+        )
+    examples = relabelled(FolderExamples(root), root, synsets("imagenet"))
+    return EvaluationSet(examples, replace(data, evaluation_resize=data.image_size))
+
+
+def folder_of(root: Path | None, name: str) -> Path:
+    if root is None or not root.is_dir():
+        raise PolyNeXtError(f"{name} needs its folder: give --data.root ({root} is none).")
+    if name in ("imagenet", "imagenet-real"):
+        for inner in SPLIT_FOLDERS["test"]:
+            if (root / inner).is_dir():
+                return root / inner
+    return root
+
+
+def synsets(name: str) -> list[str]:
+    """The class names of ImageNet, or of its 200-class relatives, as timm lists them."""
+    return timm_list(f"{name.replace('-', '_')}_synsets.txt").split()
+
+
+def timm_list(file: str) -> str:
+    data = pkgutil.get_data("timm.data", f"_info/{file}")
+    assert data is not None, file
+    return data.decode()
+
+
+def relabelled(examples: FolderExamples, root: Path, classes: list[str]) -> FolderExamples:
+    """Labels by these classes instead of by the folders' order; every class must be there, and no other."""
+    unknown = [name for name in examples.classes if name not in classes]
+    if unknown:
+        raise PolyNeXtError(f"{root} has folders that are no class of this data set: {', '.join(unknown[:5])}.")
+    missing = [name for name in classes if name not in examples.classes]
+    if missing:
+        raise PolyNeXtError(
+            f"{root} lacks {len(missing)} of {len(classes)} classes, the first {missing[0]}: "
+            "a figure from the rest would not be this data set's."
+        )
+    number = {name: i for i, name in enumerate(classes)}
+    examples.labels = np.array([number[examples.classes[label]] for label in examples.labels])
+    examples.classes = list(classes)
+    return examples
+
+
+def real_answers(examples: FolderExamples) -> list[list[int]]:
+    """The reassessed labels of ImageNet's validation images: several, one or none for each."""
+    labels = json.loads(timm_list("imagenet_real_labels.json"))
+    answers = {f"ILSVRC2012_val_{i + 1:08d}": accepted for i, accepted in enumerate(labels)}
+    strange = [path.name for path in examples.paths if path.stem not in answers]
+    if strange:
+        raise PolyNeXtError(
+            f"imagenet-real goes by file names, and {strange[0]} is none of ILSVRC2012_val_*: rename it."
+        )
+    return [answers[path.stem] for path in examples.paths]

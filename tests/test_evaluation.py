@@ -1,0 +1,268 @@
+"""Evaluation: exact counts, named mistakes, corruptions that corrupt."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import nn
+
+from polynext.cli import main
+from polynext.data import DataConfig
+from polynext.distributed import Processes
+from polynext.errors import PolyNeXtError
+from polynext.evaluation.corruptions import CORRUPTIONS, corrupt
+from polynext.evaluation.published import ALEXNET_ERRORS, ROBUSTNESS, published_figure
+from polynext.evaluation.scores import mean_corruption_error, score
+from polynext.evaluation.sets import open_corrupted, open_set, synsets
+from polynext.recipes import recipe
+from polynext.training import train
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short digits run."""
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    config = recipe("digits")
+    train(replace(config, epochs=2, schedule=replace(config.schedule, warmup_epochs=1)), folder, quiet=True)
+    return folder
+
+
+class Brightest(nn.Module):
+    """A fixed classifier that the tests can follow: by the mean of the image."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -(x.mean(dim=(1, 2, 3))[:, None] - self.weight).abs()
+
+
+@pytest.mark.parametrize("batch_size, workers", [(1, 0), (7, 0), (64, 2), (1000, 1)])
+def test_accuracy_does_not_depend_on_batches_or_workers(batch_size: int, workers: int) -> None:
+    chosen = open_set("digits", DataConfig())
+    model = Brightest(10)
+    assert score(model, chosen, ALONE, batch_size, workers) == score(model, chosen, ALONE)
+
+
+def test_processes_share_the_images_exactly() -> None:
+    chosen = open_set("digits", DataConfig())
+    whole = score(Brightest(10), chosen, ALONE)
+    parts = [score(Brightest(10), chosen, LoneShare(rank, 3)) for rank in range(3)]
+    assert whole.images == 364 == sum(p.images for p in parts)
+    assert whole.right == sum(p.right for p in parts)
+    assert whole.class_right == np.sum([p.class_right for p in parts], axis=0).tolist()
+
+
+class LoneShare(Processes):
+    """One of several processes whose sums are added up by the test."""
+
+    def __init__(self, rank: int, count: int):
+        super().__init__(rank, count, torch.device("cpu"))
+
+    def total(self, *values: float) -> list[float]:
+        return list(values)
+
+
+def test_scores_equal_a_direct_count() -> None:
+    chosen = open_set("digits", DataConfig())
+    from polynext.data import evaluation_transform
+
+    transform, model = evaluation_transform(chosen.data), Brightest(10)
+    with torch.no_grad():
+        logits = torch.cat([model(transform(chosen.examples.image(i))[None]) for i in range(len(chosen.examples))])
+    order = logits.argsort(dim=1, descending=True).numpy()
+    found = score(model, chosen, ALONE)
+    assert found.right == (order[:, 0] == chosen.examples.labels).sum()
+    assert found.right_in_5 == (order[:, :5] == chosen.examples.labels[:, None]).any(axis=1).sum()
+
+
+def image_folders(root: Path, classes: list[str]) -> None:
+    for i, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (i % 256, 0, 0)).save(root / name / f"ILSVRC2012_val_{i + 1:08d}.JPEG")
+
+
+def test_imagenets_relatives_are_scored_among_their_classes(tmp_path: Path) -> None:
+    data = DataConfig(root=tmp_path / "a", image_size=8, evaluation_resize=8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    image_folders(tmp_path / "a", synsets("imagenet-a"))
+    chosen = open_set("imagenet-a", data)
+    assert chosen.among is not None and len(chosen.among) == 200
+    assert [synsets("imagenet")[i] for i in chosen.among[:3]] == synsets("imagenet-a")[:3]
+    assert score(Brightest(1000), chosen, ALONE).images == 200
+    with pytest.raises(PolyNeXtError, match="the network has 10 classes: this set needs ImageNet's 1000"):
+        score(Brightest(10), chosen, ALONE)
+    image_folders(tmp_path / "r", synsets("imagenet-r"))
+    assert open_set("imagenet-r", replace(data, root=tmp_path / "r")).data.evaluation_interpolation == "bilinear"
+
+
+def test_what_is_not_the_data_set_is_named(tmp_path: Path) -> None:
+    data = DataConfig(root=tmp_path / "a", image_size=8, evaluation_resize=8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    image_folders(tmp_path / "a", synsets("imagenet-a")[1:])
+    with pytest.raises(PolyNeXtError, match=f"lacks 1 of 200 classes, the first {synsets('imagenet-a')[0]}"):
+        open_set("imagenet-a", data)
+    image_folders(tmp_path / "a", ["n99999999"])
+    with pytest.raises(PolyNeXtError, match="no class of this data set: n99999999"):
+        open_set("imagenet-a", data)
+    (tmp_path / "a" / synsets("imagenet-a")[0]).mkdir()
+    with pytest.raises(PolyNeXtError, match="classes without an image"):
+        open_set("imagenet-a", data)
+    with pytest.raises(PolyNeXtError, match=r"there is no .*gaussian_noise.*needs all 15 corruptions"):
+        open_corrupted("imagenet-c", data, "gaussian_noise", 1)
+    with pytest.raises(PolyNeXtError, match="the network has 7 classes and the data set 10"):
+        score(Brightest(7), open_set("digits", DataConfig()), ALONE)
+
+
+def test_the_mean_corruption_error_is_the_papers() -> None:
+    assert mean_corruption_error({c: [e] * 5 for c, e in ALEXNET_ERRORS.items()}, ALEXNET_ERRORS) == pytest.approx(100)
+    half = {c: [e / 2] * 5 for c, e in ALEXNET_ERRORS.items()}
+    assert mean_corruption_error(half, ALEXNET_ERRORS) == pytest.approx(50)
+    with pytest.raises(KeyError):
+        mean_corruption_error({"snow": [1.0]}, ALEXNET_ERRORS)
+    assert list(ALEXNET_ERRORS) == list(CORRUPTIONS)
+
+
+def test_published_figures_agree_with_each_other() -> None:
+    assert published_figure("cpolynext_small", "imagenet-c") == 47.9
+    assert published_figure("cpolynext_lowres", "cifar10") == 97.1
+    assert published_figure("resnet18", "imagenet") is None
+    for name in ("cpolynext_small", "apolynext_base"):
+        from polynext.models import PUBLISHED
+
+        assert ROBUSTNESS[name]["imagenet"] == PUBLISHED[f"{name}.in1k"].top1
+
+
+def photograph(size: int, channels: int = 3) -> np.ndarray:
+    """Something with edges, gradients and colour."""
+    y, x = np.mgrid[:size, :size] / size
+    planes = [0.5 + 0.4 * np.sin(9 * x + 2 * c) * np.cos(7 * y) + 0.1 * (x > 0.5) for c in range(channels)]
+    return np.round(np.clip(np.stack(planes, axis=2), 0, 1) * 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+@pytest.mark.parametrize("size", [8, 32, 96])
+def test_corruptions_corrupt_more_the_more_severe(name: str, size: int) -> None:
+    image = photograph(size)
+    damage = []
+    for severity in range(1, 6):
+        results = [corrupt(image, name, severity, seed) for seed in range(5)]
+        assert all(r.shape == image.shape and r.dtype == np.uint8 for r in results)
+        damage.append(np.mean([np.square(r.astype(float) - image).mean() for r in results]))
+    assert min(damage) > 0 and damage[4] > damage[0]
+
+
+@given(st.sampled_from(list(CORRUPTIONS)), st.integers(1, 5), st.integers(0, 9), st.sampled_from([(7, 9), (12, 5, 3)]))
+@settings(deadline=None, max_examples=40)
+def test_corruptions_are_reproducible_for_any_shape(name: str, severity: int, seed: int, shape: tuple) -> None:
+    image = np.random.default_rng(0).integers(0, 256, size=shape, dtype=np.uint8)
+    once, twice = (corrupt(image, name, severity, seed) for _ in range(2))
+    assert once.shape == shape
+    np.testing.assert_array_equal(once, twice)
+
+
+def test_unknown_corruptions_are_refused() -> None:
+    with pytest.raises(PolyNeXtError, match="no corruption 'rain' of severity 3"):
+        corrupt(photograph(8), "rain", 3)
+    with pytest.raises(PolyNeXtError, match="of severity 6"):
+        corrupt(photograph(8), "snow", 6)
+
+
+def test_a_run_is_evaluated_and_recorded(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(run), "--per-class"]) == 0
+    shown = capsys.readouterr().out
+    record = json.loads((run / "best.digits.json").read_text())
+    assert record["images"] == 364 and f"{record['top1']:.2f}" in shown
+    assert sum(c["right"] for c in record["classes"].values()) == record["right"]
+    best = max(json.loads(line).get("test_accuracy", 0) for line in (run / "metrics.jsonl").read_text().splitlines())
+    assert record["top1"] == pytest.approx(best)
+
+
+def test_corrupted_digits_go_on_where_they_were(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import polynext.cli.evaluate as command
+
+    real, calls = command.score, []
+
+    def stops(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(command, "CORRUPTIONS", {n: CORRUPTIONS[n] for n in ("contrast", "pixelate")})
+    monkeypatch.setattr(command, "score", stops)
+    with pytest.raises(KeyboardInterrupt):
+        main(["evaluate", str(run), "--data", "digits-c"])
+    partial = run / "best.digits-c.partial.json"
+    assert len(json.loads(partial.read_text())["done"]) == 3
+    assert main(["evaluate", str(run), "--data", "digits-c"]) == 0
+    assert len(calls) == 4 + 7 and not partial.exists()
+    record = json.loads((run / "best.digits-c.json").read_text())
+    assert len(record["corruptions"]) == 10 and "mce" not in record
+    assert "not comparable with the released ImageNet-C" in capsys.readouterr().out
+
+
+def test_evaluation_mistakes_are_sentences(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, sentence in [
+        (["nonesuch"], "is neither a model nor the folder of a run"),
+        ([str(run), "--data", "cats"], "there is no evaluation set 'cats'"),
+        (["cpolynext_tiny", "--data", "imagenet"], "imagenet needs its folder"),
+        (["cpolynext_tiny", "--checkpoint", str(run / "best.safetensors")], "holds weights of cpolynext_nano"),
+        (["resnet18", "--checkpoint", str(tmp_path / "x.pt")], "there is no file"),
+    ]:
+        assert main(["evaluate", *arguments]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_pictures_of_all_kinds_are_read(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grey = Image.fromarray(photograph(16)[:, :, 0])
+    pictures = {
+        "grey.png": grey,
+        "alpha.png": grey.convert("RGBA"),
+        "palette.gif": grey.convert("P"),
+        "cmyk.jpg": grey.convert("CMYK"),
+        "deep.png": Image.fromarray((photograph(16)[:, :, 0].astype(np.uint16)) * 257),
+    }
+    for name, picture in pictures.items():
+        picture.save(tmp_path / name)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    grey.rotate(90).save(tmp_path / "turned.png", exif=turned)
+    names = [*pictures, "turned.png"]
+    assert main(["predict", *(str(tmp_path / n) for n in names), "--model", str(run), "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    chances = [{c["class"]: c["probability"] for c in f["classes"]} for f in found]
+    for name, other in zip(names, chances, strict=True):
+        if name != "cmyk.jpg":  # lossy
+            assert other == pytest.approx(chances[0], abs=0.02), name
+    assert sum(chances[0].values()) <= 1 + 1e-6 and len(chances[0]) == 5
+
+
+def test_unreadable_pictures_do_not_stop_the_rest(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.fromarray(photograph(16)).save(tmp_path / "good.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "good.png").read_bytes()[:100])
+    (tmp_path / "text.png").write_text("no picture")
+    assert main(["predict", str(tmp_path), "--model", str(run)]) == 1
+    shown = capsys.readouterr()
+    assert "good.png: " in shown.out and len(shown.out.splitlines()) == 1
+    assert "cut.png cannot be read" in shown.err and "text.png cannot be read" in shown.err
+    data = io.BytesIO((tmp_path / "good.png").read_bytes())
+    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": data}))
+    assert main(["predict", "-", "--model", str(run), "--top", "1"]) == 0
+    assert capsys.readouterr().out.startswith("-: ")
+    assert main(["predict", "absent.png", "--model", str(run)]) == 2
+    assert main(["predict", str(tmp_path / "good.png"), "--model", "cpolynext_nano"]) == 2
+    assert "is untrained as it is" in capsys.readouterr().err
