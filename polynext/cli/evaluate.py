@@ -22,7 +22,7 @@ from polynext.errors import PolyNeXtError
 from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
 from polynext.evaluation.published import ALEXNET_ERRORS, published_figure
 from polynext.evaluation.scores import Scores, mean_corruption_error, score
-from polynext.evaluation.sets import ALL_NAMES, open_corrupted, open_set
+from polynext.evaluation.sets import ALL_NAMES, corrupted_folder, open_corrupted, open_set
 from polynext.models.checkpoints import identify, load_weights, model_for, read_weights
 
 
@@ -191,9 +191,9 @@ def evaluate_corrupted(
         kept = jsonlib.loads(partial.read_text())
         done = kept["done"] if kept["weights"] == subject.weights else {}
     tasks = [(c, s) for c in CORRUPTIONS for s in SEVERITIES]
-    for corruption, severity in tasks:  # before an hour's work is lost to a missing folder
-        if name == "imagenet-c":
-            open_corrupted_folder(config, corruption, severity)
+    if name == "imagenet-c":
+        for task in tasks:  # before an hour's work is lost to a missing folder
+            corrupted_folder(config, *task)
     for corruption, severity in tqdm(tasks, unit="set", leave=False, disable=None if group.first else True):
         key = f"{corruption}/{severity}"
         if key in done:
@@ -210,12 +210,6 @@ def evaluate_corrupted(
     if name == "imagenet-c":
         found["mce"] = mean_corruption_error(errors, ALEXNET_ERRORS)
     return found
-
-
-def open_corrupted_folder(config: DataConfig, corruption: str, severity: int) -> None:
-    folder = (config.root or Path()) / corruption / str(severity)
-    if not folder.is_dir():
-        raise PolyNeXtError(f"there is no {folder}: imagenet-c needs all 15 corruptions at 5 severities.")
 
 
 def show(record: dict[str, Any], per_class: bool, target: Path | None) -> None:

@@ -74,13 +74,17 @@ def open_corrupted(name: str, data: DataConfig, corruption: str, severity: int) 
     if name != "imagenet-c":
         clean = open_set(name.removesuffix("-c"), data)
         return replace(clean, examples=CorruptedExamples(clean.examples, corruption, severity))
-    root = folder_of(data.root, name) / corruption / str(severity)
-    if not root.is_dir():
-        raise PolyNeXtError(
-            f"there is no {root}: imagenet-c needs all 15 corruptions at 5 severities, or it has no mCE."
-        )
+    root = corrupted_folder(data, corruption, severity)
     examples = relabelled(FolderExamples(root), root, synsets("imagenet"))
     return EvaluationSet(examples, replace(data, evaluation_resize=data.image_size))
+
+
+def corrupted_folder(data: DataConfig, corruption: str, severity: int) -> Path:
+    """Where ImageNet-C has the images of one corruption at one severity."""
+    folder = folder_of(data.root, "imagenet-c") / corruption / str(severity)
+    if not folder.is_dir():
+        raise PolyNeXtError(f"there is no {folder}: imagenet-c needs all 15 corruptions at 5 severities for its mCE.")
+    return folder
 
 
 def folder_of(root: Path | None, name: str) -> Path:
