@@ -82,91 +82,111 @@ def build_program(
 ) -> Program:
     """Packs the values of a circuit whose sums are unbuilt, and decides on giant steps. Rotation keys come later.
 
-    `spread` are the numbers of the values to lay out in groups where that can be done. A `draft` has the
-    diagonals of the first image only: its operations are the whole program's.
+    `mirrored` and `spread` say how values are laid out: with half of their channels turned around, and which of them
+    (by number) in groups, where that can be done. A `draft` has the diagonals of the first image only: its operations
+    are the whole program's.
     """
-    block = block_size(circuit, images, spread)
-    groups = max(slots // 2 // block, 1) if block else 1
-
-    def in_groups(layout: Layout, number: int) -> Layout:
-        fits = groups > 1 and number in spread and groups <= layout.period <= block
-        return layout.spread(groups, block) if fits else layout
-
-    numbers: dict[Node, int] = {}
-    layouts: dict[int, Layout] = {}
-    steps: list[Step] = []
-    levels: dict[int, int] = {0: 0}
-    products: set[int] = set()
-    rescaled = {
-        source
-        for node in circuit.order
-        if isinstance(node, Product)
-        for source in node.sources
-        if isinstance(source, Product)
-    }
-
-    def maps_of(node: Node) -> tuple[dict[int, sp.csr_array], np.ndarray | None]:
-        terms = node.terms if isinstance(node, Sum) else (node,)
-        maps: dict[int, sp.csr_array] = {}
-        bias = None
-        for term in terms:
-            assert isinstance(term, Linear)
-            maps[numbers[term.source]] = term.map.matrix()
-            bias = term.bias if bias is None else bias if term.bias is None else bias + term.bias
-        return maps, bias
-
+    builder = Builder(circuit, slots, images, mirrored, spread, draft)
     for node in circuit.order:
         if isinstance(node, Input):
-            numbers[node] = 0
-            fitting = candidate_layouts(node, images, slots, mirrored=False)
-            if not fitting:
-                raise too_long(node, images, slots)
-            layouts[0] = in_groups(fitting[0], 0)
-            continue
-        is_output = node is circuit.output
-        if not (isinstance(node, Product) or node.kept or is_output):
-            continue
-        number = len(numbers)
-        operands = distinct(node.sources) if isinstance(node, Product) else [node]
-        ready = {o: numbers[o] for o in operands if o in numbers and o is not node}
-        wanted = [maps_of(o) for o in operands if o not in ready]
-        sources = {k for maps, _ in wanted for k in maps} | set(ready.values())
-        best: tuple[float, Layout, list[Form], int] | None = None
-        plain = candidate_layouts(node, images, slots, mirrored, [layouts[k] for k in sources])
-        grouped = [in_groups(p, number) for p in plain]
-        for layout in grouped + [p for p, g in zip(plain, grouped, strict=True) if g is not p]:
-            if best is not None and layout.groups < best[1].groups:
-                break  # laid out in groups if that is possible at all
-            forms, pair = operand_forms(wanted, layouts, layout, draft)
-            usable = is_output or all(form.repeats for form in forms)
-            if not usable or not all(same_slots(layouts[k], layout) for k in ready.values()):
-                continue
-            cost = sum(len(d.offsets) + 2 * len(form.folds) for form in forms for d in form.terms.values())
-            if best is None or cost < best[0]:
-                best = (cost, layout, forms, pair)
-        if best is None:
-            raise too_long(node, images, slots)
-        _, layouts[number], forms, pair = best
-        numbers[node] = number
-        level = max([levels[k] for k in sources])
-        remaining = iter(forms)
-        step_operands: list[Form | int] = (
-            [ready[o] if o in ready else next(remaining) for o in operands] if not pair else list(forms)
-        )
-        steps.append(Step(number, step_operands, isinstance(node, Product), pair, level))
-        levels[number] = level + bool(forms) + (node in rescaled)
-        if node in rescaled:
-            products.add(number)
-    program = Program(slots, images, layouts, steps, products, levels)
-    choose_giant_steps(program)
-    return program
-
-
-def distinct(nodes: Iterable[Node]) -> list[Node]:
-    return list(dict.fromkeys(nodes))
+            builder.add_image(node)
+        elif isinstance(node, Product) or node.kept or node is circuit.output:
+            builder.add_step(node)
+    choose_giant_steps(builder.program)
+    return builder.program
 
 
 Maps = tuple[dict[int, sp.csr_array], Array | None]  # a linear form: maps by source, and bias
+
+
+class Builder:
+    """A program in the making."""
+
+    def __init__(self, circuit: Circuit, slots: int, images: int, mirrored: bool, spread: Collection[int], draft: bool):
+        self.circuit, self.mirrored, self.spread, self.draft = circuit, mirrored, spread, draft
+        self.block = block_size(circuit, images, spread)
+        self.groups = max(slots // 2 // self.block, 1) if self.block else 1
+        self.numbers: dict[Node, int] = {}
+        self.program = Program(slots, images, {}, [], set(), {0: 0})
+        products = [node for node in circuit.order if isinstance(node, Product)]
+        self.rescaled = {source for node in products for source in node.sources if isinstance(source, Product)}
+
+    def add_image(self, node: Node) -> None:
+        fitting = self.candidates(node, mirrored=False)
+        if not fitting:
+            raise self.too_long(node)
+        self.numbers[node] = 0
+        self.program.layouts[0] = self.in_groups(fitting[0], 0)
+
+    def add_step(self, node: Node) -> None:
+        program, number = self.program, len(self.numbers)
+        operands = list(dict.fromkeys(node.sources)) if isinstance(node, Product) else [node]
+        ready = {o: self.numbers[o] for o in operands if o in self.numbers}
+        wanted = [self.maps_of(o) for o in operands if o not in ready]
+        layout, forms, pair = self.best_layout(node, number, wanted, list(ready.values()))
+        made = iter(forms)
+        inputs = [ready[o] if o in ready else next(made) for o in operands[: len(ready) + len(forms)]]
+        sources = {k for maps, _ in wanted for k in maps} | set(ready.values())
+        level = max(program.levels[k] for k in sources)
+        program.steps.append(Step(number, inputs, isinstance(node, Product), pair, level))
+        program.layouts[number] = layout
+        program.levels[number] = level + bool(forms) + (node in self.rescaled)
+        if node in self.rescaled:
+            program.rescaled.add(number)
+        self.numbers[node] = number
+
+    def maps_of(self, node: Node) -> Maps:
+        """A sum of linear maps by the numbers of its sources."""
+        maps: dict[int, sp.csr_array] = {}
+        bias = None
+        for term in node.terms if isinstance(node, Sum) else (node,):
+            assert isinstance(term, Linear)
+            source = self.numbers[term.source]
+            maps[source] = maps[source] + term.map.matrix() if source in maps else term.map.matrix()
+            bias = term.bias if bias is None else bias if term.bias is None else bias + term.bias
+        return maps, bias
+
+    def best_layout(
+        self, node: Node, number: int, wanted: list[Maps], ready: list[int]
+    ) -> tuple[Layout, list[Form], int]:
+        """The layout of a value that takes the fewest diagonals to make, in groups if it is to be and can be."""
+        layouts = self.program.layouts
+        plain = self.candidates(node, self.mirrored, [layouts[k] for maps, _ in wanted for k in maps])
+        grouped = [self.in_groups(layout, number) for layout in plain]
+        for choices in (grouped, plain):
+            found = []
+            for layout in choices:
+                forms, pair = operand_forms(wanted, layouts, layout, self.draft)
+                usable = node is self.circuit.output or all(form.repeats for form in forms)
+                if usable and all(same_slots(layouts[k], layout) for k in ready):
+                    cost = sum(len(d.offsets) + 2 * len(form.folds) for form in forms for d in form.terms.values())
+                    found.append((cost, layout, forms, pair))
+            if found:
+                return min(found, key=lambda choice: choice[0])[1:]
+        raise self.too_long(node)
+
+    def in_groups(self, layout: Layout, number: int) -> Layout:
+        fits = self.groups > 1 and number in self.spread and self.groups <= layout.period <= self.block
+        return layout.spread(self.groups, self.block) if fits else layout
+
+    def candidates(self, node: Node, mirrored: bool, sources: Sequence[Layout] = ()) -> list[Layout]:
+        """Orders of a value's axes; for a plain vector also one entry per channel of what it is made from."""
+        images, slots = self.program.images, self.program.slots
+        shape = node.shape[1:] if len(node.shape) == 4 and node.shape[0] == 1 else node.shape  # as traced, one image
+        if len(shape) == 1:
+            strides = {1} | {source.strides[0] // images for source in sources if source.strides}
+            found = [layout_of(shape, (0,), images, slots, stride=s) for s in sorted(strides)]
+        else:
+            # Channels come first in a feature map; where positions were flattened, they may come second.
+            orders = [(0, 1), (1, 0)] if len(shape) == 2 else [tuple(range(len(shape)))]
+            found = [layout_of(shape, axes, images, slots, mirrored) for axes in orders]
+        return [layout for layout in found if layout is not None]
+
+    def too_long(self, node: Node) -> PolyNeXtError:
+        return PolyNeXtError(
+            f"a value of {node.size} entries for {self.program.images} images does not fit into {self.program.slots} "
+            "slots: put fewer images into a ciphertext, or take a larger ring degree."
+        )
 
 
 def operand_forms(
@@ -196,21 +216,6 @@ def stacked(wanted: list[Maps], layouts: dict[int, Layout]) -> Maps:
     return maps, np.concatenate([np.zeros(size) if b is None else b for _, b in wanted])
 
 
-def candidate_layouts(
-    node: Node, images: int, slots: int, mirrored: bool, sources: Sequence[Layout] = ()
-) -> list[Layout]:
-    """Orders of a value's axes; for a plain vector also one entry per channel of what it is made from."""
-    shape = node.shape[1:] if len(node.shape) == 4 and node.shape[0] == 1 else node.shape  # as traced, one image
-    if len(shape) == 1:
-        strides = {1} | {source.strides[0] // images for source in sources if source.strides}
-        found = [layout_of(shape, (0,), images, slots, stride=s) for s in sorted(strides)]
-    else:
-        # Channels come first in a feature map; where positions were flattened, they may come second.
-        orders = [(0, 1), (1, 0)] if len(shape) == 2 else [tuple(range(len(shape)))]
-        found = [layout_of(shape, axes, images, slots, mirrored) for axes in orders]
-    return [layout for layout in found if layout is not None]
-
-
 def same_slots(left: Layout, right: Layout) -> bool:
     """Whether two values can be multiplied as they lie."""
     return (left.groups, left.block) == (right.groups, right.block) and np.array_equal(left.codes, right.codes)
@@ -221,13 +226,6 @@ def block_size(circuit: Circuit, images: int, spread: Collection[int]) -> int:
     0 if there is none."""
     numbered = [n for n in circuit.order if isinstance(n, Product | Input) or n.kept]
     return max((2 * next_power_of_two(numbered[k].size * images) for k in spread if k < len(numbered)), default=0)
-
-
-def too_long(node: Node, images: int, slots: int) -> PolyNeXtError:
-    return PolyNeXtError(
-        f"a value of {node.size} entries for {images} images does not fit into {slots} slots: "
-        "put fewer images into a ciphertext, or take a larger ring degree."
-    )
 
 
 @dataclass(frozen=True)
