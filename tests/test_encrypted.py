@@ -319,8 +319,8 @@ def test_what_does_not_fit_says_how_far_it_is(trained: Any, examples: np.ndarray
         make_plan(circuit, examples, limits=Limits(keys=20 * 2**20), costs=unit_costs)
     with pytest.raises(DoesNotFitError, match=r"of memory where 50 MB are allowed"):
         make_plan(circuit, examples, limits=Limits(memory=50 * 2**20), costs=unit_costs)
-    with pytest.raises(DoesNotFitError, match="does not fit into 4096 slots: put fewer images"):
-        make_plan(circuit, examples, images=512, limits=Limits(ring_degrees=(2**13,)), costs=unit_costs)
+    with pytest.raises(DoesNotFitError, match="does not fit into 8192 slots: put fewer images"):
+        make_plan(circuit, examples, images=1024, limits=Limits(ring_degrees=(2**14,)), costs=unit_costs)
 
 
 def test_fewer_keys_take_more_rotations(plan: Plan) -> None:

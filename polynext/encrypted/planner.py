@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
+from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum, only_linear_users
 from polynext.circuit.maps import Array
 from polynext.circuit.rewrites import (
     factor_sums,
@@ -171,13 +171,12 @@ class Search:
             return error
 
     def check_depth(self, unbuilt: Circuit) -> None:
-        """Says early what `choose_parameters` would say later: no product fits into less than this."""
-        products = unbuilt.multiplicative_depth()
-        fewest = products * (LEAST_SCALE_BITS + LEAST_PLAIN_BITS)
-        if fewest > LONGEST_MODULUS[self.ring_degree]:
+        """Says early, before anything is packed, what `choose_parameters` would say later."""
+        fewest, limit = fewest_bits(unbuilt), LONGEST_MODULUS[self.ring_degree]
+        if fewest > limit:
             raise DoesNotFitError(
-                f"its {products} products in a row need a modulus of more than {fewest} bits where 128-bit security "
-                f"allows {LONGEST_MODULUS[self.ring_degree]}"
+                f"its {unbuilt.multiplicative_depth()} products in a row need a modulus of at least {fewest} bits "
+                f"where 128-bit security allows {limit}"
             )
 
     def plan(self, final: Circuit, packing: Packing, draft: bool = True) -> Plan:
@@ -252,6 +251,21 @@ def choose_parameters(program: Program, ring_degree: int, largest_result: float)
             f"{limit}"
         )
     return min(fitting, key=lambda p: WEIGHTS_TO_VALUES * 2.0**-p.scale_bits + 2.0**-p.plain_bits)
+
+
+def fewest_bits(unbuilt: Circuit) -> int:
+    """The shortest modulus that a circuit could do with: its longest path, and the last and the special prime."""
+    users = unbuilt.users()
+    product = LEAST_SCALE_BITS + LEAST_PLAIN_BITS
+    bits: dict[Node, int] = {}
+    for node in unbuilt.order:
+        bits[node] = max((bits[source] for source in node.sources), default=0)
+        if isinstance(node, Linear):
+            shared = isinstance(node.source, Product) and only_linear_users(node.source, users)
+            bits[node] += product if shared else SHORTEST_PRIME
+        elif isinstance(node, Product) and not only_linear_users(node, users):
+            bits[node] += LEAST_SCALE_BITS
+    return bits[unbuilt.output] + LEAST_SCALE_BITS + product
 
 
 def prime_bits(program: Program, scale_bits: int, plain_bits: int, input_bits: int) -> list[int]:
