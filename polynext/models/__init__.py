@@ -1,7 +1,9 @@
-"""PolyNeXt and its variants. Read `network.py` for the network, `polynext.py` for the variants by name."""
+"""PolyNeXt and its variants. Read `network.py` for the network, `polynext.py` for the variants by name;
+`monet.py` is the prior network to compare with."""
 
 from polynext.models.checkpoints import from_published, load_weights, read_weights
 from polynext.models.factory import create_model, list_models
+from polynext.models.monet import MONet
 from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from polynext.models.published import PUBLISHED
 
@@ -9,6 +11,7 @@ __all__ = [
     "PUBLISHED",
     "Blocks",
     "FullyPolynomialBlocks",
+    "MONet",
     "PolyNeXt",
     "PolyNeXtConfig",
     "StageConfig",
