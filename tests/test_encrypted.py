@@ -359,6 +359,7 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         (["keygen", str(tmp_path / "offer.json")], "there is no offer"),
         (["encrypt"], "give image files to encrypt"),
         (["encrypt", "--digits", "2", "--client", str(tmp_path)], "there is no offer"),
+        (["demo", "--images", "0"], "0 test digits were asked for"),
         (["conjure"], "choose one of plan, prepare"),
     ]:
         assert main(["encrypted", *arguments]) == 2

@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
-from polynext.circuit.maps import Added, Array, LinearMap, Matrix, Scale, chain, identity, is_identity
+from polynext.circuit.maps import Added, Array, Gather, LinearMap, Matrix, Scale, chain, identity, is_identity, pieces
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,7 @@ def fold_linear_maps(circuit: Circuit) -> Circuit:
 
 def is_cheap(mapping: LinearMap) -> bool:
     """Moves and scales: what another map takes in for nothing."""
-    from polynext.circuit.maps import Chain, Gather
-
-    maps = mapping.maps if isinstance(mapping, Chain) else (mapping,)
-    return all(isinstance(m, Gather | Scale) for m in maps)
+    return all(isinstance(piece, Gather | Scale) for piece in pieces(mapping))
 
 
 def keep(circuit: Circuit, values: Collection[Node]) -> Circuit:

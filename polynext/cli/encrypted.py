@@ -191,6 +191,8 @@ def demo(
     """
     from polynext.cli.encrypted_demo import demonstrate
 
+    if images < 1:
+        raise PolyNeXtError(f"{images} test digits were asked for: give at least 1.")
     if not trained.exists():
         train_digits(trained)
     run = load_run(trained)
@@ -199,14 +201,20 @@ def demo(
 
 def train_digits(folder: Path) -> None:
     from polynext.recipes import recipe
-    from polynext.training import train
+    from polynext.training import Interrupted, train
 
     print(f"There is no {folder} yet: training cpolynext_nano_bn on the embedded digits first.")
     config = recipe("digits")
-    train(replace(config, model=replace(config.model, name="cpolynext_nano_bn")), folder)
+    try:
+        train(replace(config, model=replace(config.model, name="cpolynext_nano_bn")), folder)
+    except Interrupted as stop:
+        print(f"polynext encrypted: {stop}", file=sys.stderr)
+        raise SystemExit(stop.exit_status) from None
 
 
 def plan_for(trained: Run, images: int, memory: int, key_memory: int) -> Plan:
+    if images < 1:
+        raise PolyNeXtError(f"{images} images in a ciphertext were asked for: give at least 1.")
     examples, _, _ = trained.images("train", EXAMPLES)
     limits = Limits(memory=memory * MEBIBYTE, keys=key_memory * MEBIBYTE)
     return make_plan(lower(trained.model), examples, images, limits)

@@ -25,19 +25,11 @@ NEGLIGIBLE = 1e-11
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """`codes[i, e]` is the first slot of entry e of image i; the entry repeats wherever the unused bits differ.
-
-    A layout that is `spread` over groups repeats with a difference: group g of `block` slots holds the value rotated by
-    g / groups of its period. One and the same rotation then brings different entries to each group, and a linear map
-    needs only as many diagonals as one group sees; the groups' results are added up.
-    """
+class Target:
+    """The slots that a form fills: `codes[i, r]` for row r of its maps and image i."""
 
     codes: Indices
     slots: int
-    strides: tuple[int, ...] = ()  # slots from one index of an axis to the next, of one image
-    groups: int = 1
-    block: int = 0
 
     @cached_property
     def used(self) -> int:
@@ -47,6 +39,20 @@ class Layout:
     @cached_property
     def period(self) -> int:
         return 1 << self.used.bit_length()
+
+
+@dataclass(frozen=True, eq=False)
+class Layout(Target):
+    """`codes[i, e]` is the first slot of entry e of image i; the entry repeats wherever the unused bits differ.
+
+    A layout that is `spread` over groups repeats with a difference: group g of `block` slots holds the value rotated by
+    g / groups of its period. One and the same rotation then brings different entries to each group, and a linear map
+    needs only as many diagonals as one group sees; the groups' results are added up.
+    """
+
+    strides: tuple[int, ...] = ()  # slots from one index of an axis to the next, of one image
+    groups: int = 1
+    block: int = 0
 
     @property
     def turn(self) -> int:
@@ -159,22 +165,6 @@ class Form:
     bias: Array | None
     folds: tuple[int, ...]
     repeats: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Target:
-    """The slots that a form fills: `codes[i, r]` for row r of its maps and image i."""
-
-    codes: Indices
-    slots: int
-
-    @cached_property
-    def used(self) -> int:
-        return int(np.bitwise_or.reduce(self.codes, axis=None))
-
-    @cached_property
-    def period(self) -> int:
-        return 1 << self.used.bit_length()
 
 
 def target_of(layout: Layout, operands: int) -> tuple[Target, int]:

@@ -38,10 +38,6 @@ class Step:
     def forms(self) -> list[Form]:
         return [operand for operand in self.operands if isinstance(operand, Form)]
 
-    @property
-    def squares(self) -> bool:
-        return self.multiplies and len(self.operands) == 1 and not self.pair
-
 
 @dataclass(eq=False)
 class Program:

@@ -89,7 +89,7 @@ def corrupted_folder(data: DataConfig, corruption: str, severity: int) -> Path:
 
 def folder_of(root: Path | None, name: str) -> Path:
     if root is None or not root.is_dir():
-        raise PolyNeXtError(f"{name} needs its folder: give --data.root ({root} is none).")
+        raise PolyNeXtError(f"{name} needs its folder: give --root ({root} is none).")
     if name in ("imagenet", "imagenet-real"):
         for inner in SPLIT_FOLDERS["test"]:
             if (root / inner).is_dir():
