@@ -15,23 +15,25 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
-import torch
 
-from polynext.circuit.lowering import lower
-from polynext.cli.encrypted_demo import peak, resident
 from polynext.cli.table import table
-from polynext.data import DataConfig, load_examples
-from polynext.data.transforms import evaluation_transform
 from polynext.encrypted.client import EVALUATION, Client
 from polynext.encrypted.offer import Offer
 from polynext.encrypted.planner import MEBIBYTE, make_plan
 from polynext.encrypted.server import Server, save_server
-from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.memory import peak_memory
+
+# The server's process reads this file too, and its memory is measured: torch is imported where it is needed.
 
 
-def network(stacks: int, images: torch.Tensor) -> PolyNeXt:
+def network(stacks: int, images: Any) -> Any:
+    import torch
+
+    from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+
     stage = StageConfig(width=16, cells=1, stacks=stacks, coarse_kernel=3)
     logits = tuple(np.linspace(1, -1, 4))
     config = PolyNeXtConfig(stages=(stage,), scale_logits=logits, stem_kernel=3, stem_stride=1)
@@ -44,11 +46,10 @@ def network(stacks: int, images: torch.Tensor) -> PolyNeXt:
 
 
 def serve(folder: Path, requests: list[Path], repeats: int) -> tuple[list[float], int, list[float]]:
-    """Seconds of each answer, the memory beyond the libraries', and two answers by one process and by two."""
-    before = resident()
+    """Seconds of each answer, the peak memory, and those of two answers by one process and by two."""
     server = Server.load(folder / "server", folder / "client" / EVALUATION)
     took = [timed(server, requests[0], folder / "answer.enc", 1) for _ in range(repeats + 1)][1:]  # one to warm up
-    memory = peak() - before
+    memory = peak_memory()
     both = [timed(server, requests[1], folder / "both.enc", processes) for processes in (1, 2)]
     return took, memory, both
 
@@ -64,6 +65,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    from polynext.circuit.lowering import lower
+    from polynext.data import DataConfig, load_examples
+    from polynext.data.transforms import evaluation_transform
+
     data = DataConfig()
     digits, transform = load_examples(data, "train"), evaluation_transform(data)
     images = torch.stack([transform(digits.image(i)) for i in range(256)])
@@ -100,7 +107,7 @@ def main() -> None:
                 f"{seconds:.2f} ({min(took):.2f}-{max(took):.2f})",
                 f"{bill.seconds:.2f}",
                 f"{memory / MEBIBYTE:.0f}",
-                f"{bill.working_bytes / MEBIBYTE:.0f}",
+                f"{bill.peak_bytes / MEBIBYTE:.0f}",
                 f"{np.abs(answers - wanted).max() / np.abs(wanted).max():.0e}",
                 f"{both[0] / both[1]:.2f}",
                 f"{planning:.0f}",

@@ -1,7 +1,8 @@
-"""How the process gets memory from the system."""
+"""The memory of this process: how it gets it, and how much it had."""
 
 import ctypes
 import sys
+from pathlib import Path
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
@@ -19,3 +20,14 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return mallopt(TRIM_THRESHOLD, 2**31 - 1) == 1 and mallopt(MMAP_THRESHOLD, 2**30) == 1
+
+
+def peak_memory() -> int:
+    """The most bytes of memory that this process ever had."""
+    if sys.platform.startswith("linux"):  # getrusage would count what the parent had when it started this process
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

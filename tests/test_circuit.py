@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import polynext
-from polynext.circuit import NotPolynomialError, polynomial_degree
+from polynext.circuit.degree import NotPolynomialError, polynomial_degree
 from polynext.circuit.files import load_circuit, save_circuit
 from polynext.circuit.graph import Circuit, Linear, Product, Sum
 from polynext.circuit.lowering import lower

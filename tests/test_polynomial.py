@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import polynext
-from polynext.circuit import NotPolynomialError, is_polynomial, polynomial_degree
+from polynext.circuit.degree import NotPolynomialError, is_polynomial, polynomial_degree
 from polynext.models import Blocks
 from polynext.nn import PositionNorm2d
 from tests import golden

@@ -1,7 +1,4 @@
-"""A fully polynomial network as what it is: additions, multiplications and linear maps. Start with `degree.py`."""
+"""Networks as polynomials: their degree, and the arithmetic circuit that computes them.
 
-from polynext.circuit.degree import NotPolynomialError, is_polynomial, polynomial_degree
-from polynext.circuit.graph import Circuit
-from polynext.circuit.lowering import lower
-
-__all__ = ["Circuit", "NotPolynomialError", "is_polynomial", "lower", "polynomial_degree"]
+`lowering.py` makes a circuit of a torch model and `degree.py` tells its degree; everything else needs numpy alone.
+"""

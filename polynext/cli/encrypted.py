@@ -6,17 +6,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
 
-from polynext.circuit.lowering import lower
-from polynext.cli.runs import Run, load_run
 from polynext.cli.table import table
 from polynext.encrypted.offer import Offer
 from polynext.encrypted.planner import MEBIBYTE, Bill, Limits, Plan, make_plan, mebibytes
 from polynext.errors import PolyNeXtError
+from polynext.memory import peak_memory
+
+# Keys, requests and answers need no torch, and their commands do not import it: preparing does.
+if TYPE_CHECKING:
+    from polynext.cli.runs import Run
 
 # As many training images as the ranges of the values inside the network are estimated from.
 EXAMPLES = 256
@@ -36,17 +39,19 @@ def plan(
     Args:
         run: folder of a finished training run of a fully polynomial model.
         images: how many go into one ciphertext.
-        memory: megabytes that keys, encoded weights and ciphertexts may take together.
+        memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
         json: print JSON for programs.
     """
+    from polynext.cli.runs import load_run
+
     made = plan_for(load_run(run), images, memory, key_memory)
     if json:
         print(
             jsonlib.dumps(
                 {
                     "parameters": made.parameters.to_json(),
-                    "bill": {**made.bill.to_json(), "working_bytes": made.bill.working_bytes},
+                    "bill": {**made.bill.to_json(), "peak_bytes": made.bill.peak_bytes},
                 },
                 indent=2,
             )
@@ -68,9 +73,10 @@ def prepare(
         run: folder of a finished training run of a fully polynomial model.
         out: the server's folder; its offer.json is for clients and holds no weights.
         images: how many go into one ciphertext.
-        memory: megabytes that keys, encoded weights and ciphertexts may take together.
+        memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
     """
+    from polynext.cli.runs import load_run
     from polynext.encrypted.server import save_server
 
     trained = load_run(run)
@@ -143,7 +149,10 @@ def answer(
     loaded = time.perf_counter()
     ready.answer_request(request, out, processes)
     took = time.perf_counter() - loaded
-    print(f"{out}: answered in {took:.2f} s, after {loaded - start:.1f} s to load keys and encode weights")
+    print(
+        f"{out}: answered in {took:.2f} s, after {loaded - start:.1f} s to load keys and encode weights, "
+        f"with {mebibytes(peak_memory())} of memory"
+    )
 
 
 def decrypt(reply: Annotated[Path, tyro.conf.Positional], client: Path = Path("client"), json: bool = False) -> None:
@@ -186,10 +195,11 @@ def demo(
         packed: how many of them go into one ciphertext.
         trained: run folder of a fully polynomial network; trained there on the digits first if it does not exist.
         out: folder for the client's and the server's files and the picture.
-        memory: megabytes that keys, encoded weights and ciphertexts may take together.
+        memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
     """
     from polynext.cli.encrypted_demo import demonstrate
+    from polynext.cli.runs import load_run
 
     if images < 1:
         raise PolyNeXtError(f"{images} test digits were asked for: give at least 1.")
@@ -212,15 +222,17 @@ def train_digits(folder: Path) -> None:
         raise SystemExit(stop.exit_status) from None
 
 
-def plan_for(trained: Run, images: int, memory: int, key_memory: int) -> Plan:
+def plan_for(trained: "Run", images: int, memory: int, key_memory: int) -> Plan:
     if images < 1:
         raise PolyNeXtError(f"{images} images in a ciphertext were asked for: give at least 1.")
+    from polynext.circuit.lowering import lower
+
     examples, _, _ = trained.images("train", EXAMPLES)
     limits = Limits(memory=memory * MEBIBYTE, keys=key_memory * MEBIBYTE)
     return make_plan(lower(trained.model), examples, images, limits)
 
 
-def offer_for(made: Plan, trained: Run) -> Offer:
+def offer_for(made: Plan, trained: "Run") -> Offer:
     data = trained.config.data
     return Offer.of(made, data.mean, data.std, tuple(trained.classes))
 
@@ -260,7 +272,7 @@ def bill_rows(bill: Bill, made: Plan) -> list[tuple[str, str]]:
         ("rotation keys", f"{bill.rotation_keys}, {mebibytes(bill.rotation_keys * parameters.key_bytes)}"),
         ("encoded weights", mebibytes(bill.plaintext_bytes)),
         ("ciphertexts at most", mebibytes(bill.ciphertext_bytes)),
-        ("all keys, weights and ciphertexts", mebibytes(bill.working_bytes)),
+        ("the server's memory", mebibytes(bill.peak_bytes)),
         (
             "predicted on one core",
             f"{bill.seconds:.2f} s" + (f", {bill.seconds / images:.2f} s an image" if images > 1 else ""),

@@ -1,10 +1,8 @@
 """What `polynext encrypted demo` does and draws."""
 
 import multiprocessing
-import resource
 import shutil
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from polynext.cli.runs import Run
 from polynext.cli.table import table
 from polynext.encrypted.client import EVALUATION, Client
 from polynext.encrypted.planner import Plan, mebibytes
-from polynext.encrypted.server import Server, save_server
+from polynext.encrypted.server import save_server, serve
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,9 @@ def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
     for start, request in zip(starts, requests, strict=True):
         client.write_request(prepared[start : start + packed], request)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as server:
-        took, memory = server.submit(serve, out, requests).result()
+        took, memory = server.submit(
+            serve, out / "server", out / "client" / EVALUATION, requests, out / "answers"
+        ).result()
     logits = np.concatenate([client.read_answer(out / "answers" / request.name) for request in requests])
     with torch.no_grad():
         clear = trained.model.double()(torch.from_numpy(prepared)).numpy()
@@ -62,23 +62,11 @@ def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
     print_outcomes(outcomes, trained.classes)
     print(
         f"\n{np.median(took):.2f} s a ciphertext (median of {len(took)}), predicted {made.bill.seconds:.2f} s. "
-        f"Keys, weights and ciphertexts took {mebibytes(memory)}, predicted {mebibytes(made.bill.working_bytes)}."
+        f"The server took {mebibytes(memory)} of memory, predicted {mebibytes(made.bill.peak_bytes)}."
     )
     (ciphertext,) = client.encrypt(prepared[:1])
     draw(outcomes[0], ciphertext_picture(ciphertext.body), trained.classes, out / "demo.png")
     print(f"{out / 'demo.png'} shows the first one.")
-
-
-def serve(out: Path, requests: list[Path]) -> tuple[list[float], int]:
-    """The server's part: seconds for each request, and the memory that it took beyond the libraries'."""
-    before = resident()
-    server = Server.load(out / "server", out / "client" / EVALUATION)
-    took = []
-    for request in requests:
-        start = time.perf_counter()
-        server.answer_request(request, out / "answers" / request.name)
-        took.append(time.perf_counter() - start)
-    return took, peak() - before
 
 
 def print_outcomes(outcomes: list[Outcome], classes: list[str]) -> None:
@@ -132,15 +120,3 @@ def draw(outcome: Outcome, noise: np.ndarray, classes: list[str], path: Path) ->
     bars.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-def peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def resident() -> int:
-    """Bytes of memory this process has now."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return peak()

@@ -30,6 +30,9 @@ from polynext.errors import PolyNeXtError
 
 MEBIBYTE = 2**20
 
+# Python with numpy, scipy and SEAL, as `polynext encrypted run` has loaded them before it reads anything.
+LIBRARY_BYTES = 64 * MEBIBYTE
+
 # Operands of products are scaled to about this size. Larger ones stand out better from the noise of a rescale, smaller
 # ones leave more digits to the plaintexts they are multiplied by.
 OPERAND_SIZE = 8.0
@@ -71,9 +74,9 @@ class Bill:
     seconds: float
 
     @property
-    def working_bytes(self) -> int:
-        """Everything that encryption holds at once; the interpreter and its libraries come on top."""
-        return self.key_bytes + self.program_bytes + self.plaintext_bytes + self.ciphertext_bytes
+    def peak_bytes(self) -> int:
+        """All that the server's process has at once."""
+        return LIBRARY_BYTES + self.key_bytes + self.program_bytes + self.plaintext_bytes + self.ciphertext_bytes
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -195,9 +198,9 @@ class Search:
                 f"its {len(program.rotations)} rotation keys take {mebibytes(bill.key_bytes)} where "
                 f"{mebibytes(self.limits.keys)} are allowed"
             )
-        if bill.working_bytes > self.limits.memory:
+        if bill.peak_bytes > self.limits.memory:
             raise DoesNotFitError(
-                f"it takes {mebibytes(bill.working_bytes)} of memory where {mebibytes(self.limits.memory)} are allowed"
+                f"it takes {mebibytes(bill.peak_bytes)} of memory where {mebibytes(self.limits.memory)} are allowed"
             )
         packing = Packing(packing.images, packing.mirrored, packing.spread, most_keys)
         return Plan(final, program, parameters, bill, packing)

@@ -2,8 +2,8 @@
 
 import json
 import multiprocessing
-import os
 import tempfile
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from polynext.encrypted.offer import Offer
 from polynext.encrypted.planner import Packing, Plan
 from polynext.encrypted.program import Program
 from polynext.errors import PolyNeXtError
+from polynext.memory import peak_memory
 
 CIRCUIT, PACKING, OFFER = "circuit.npz", "packing.json", "offer.json"
 
@@ -91,5 +92,12 @@ class Server:
         self.answer(SealCiphertext(body, 0, scale)).body.save(str(target))
 
 
-def most_processes() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def serve(folder: Path, keys: Path, requests: list[Path], answers: Path) -> tuple[list[float], int]:
+    """Answers requests, and tells the seconds of each and the peak memory of this process."""
+    server = Server.load(folder, keys)
+    took = []
+    for request in requests:
+        start = time.perf_counter()
+        server.answer_request(request, answers / request.name)
+        took.append(time.perf_counter() - start)
+    return took, peak_memory()
