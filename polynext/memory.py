@@ -23,11 +23,26 @@ def keep_freed_memory() -> bool:
 
 
 def peak_memory() -> int:
-    """The most bytes of memory that this process ever had."""
+    """The most bytes of memory that this process had, since it started or since `reset_peak_memory`."""
     if sys.platform.startswith("linux"):  # getrusage would count what the parent had when it started this process
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        return status("VmHWM")
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def reset_peak_memory() -> None:
+    """Starts `peak_memory` anew, where the system can; elsewhere it goes on counting from the start."""
+    if sys.platform.startswith("linux"):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def resident_memory() -> int:
+    """Bytes of memory that this process has now."""
+    return status("VmRSS") if sys.platform.startswith("linux") else peak_memory()
+
+
+def status(field: str) -> int:
+    """A size from Linux's account of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -25,7 +25,7 @@ def test_models_as_json(capsys) -> None:
     assert main(["models", "cpolynext_tiny*", "--json"]) == 0
     tiny, tiny_bn = json.loads(capsys.readouterr().out)
     assert tiny["parameters"] == 6_431_752
-    assert tiny["published_top1"] == {"in1k": 80.2}
+    assert tiny["published_top1"] == {"imagenet": 80.2}
     assert tiny_bn["fully_polynomial"]
     assert tiny["layers"] == 77
     assert tiny["log2_degree"] == 73

@@ -8,20 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
+import polynext  # noqa: F401  (registers the models)
+from polynext import paper
 from polynext.cli import main
 from polynext.data import DataConfig
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.evaluation.corruptions import CORRUPTIONS, corrupt
-from polynext.evaluation.published import ALEXNET_ERRORS, ROBUSTNESS, published_figure
-from polynext.evaluation.scores import mean_corruption_error, score
+from polynext.evaluation.scores import ALEXNET_ERRORS, mean_corruption_error, score
 from polynext.evaluation.sets import open_corrupted, open_set, synsets
+from polynext.paper import published_figure
 from polynext.recipes import recipe
 from polynext.training import train
 
@@ -136,10 +139,17 @@ def test_published_figures_agree_with_each_other() -> None:
     assert published_figure("cpolynext_small", "imagenet-c") == 47.9
     assert published_figure("cpolynext_lowres", "cifar10") == 97.1
     assert published_figure("resnet18", "imagenet") is None
-    for name in ("cpolynext_small", "apolynext_base"):
-        from polynext.models import PUBLISHED
+    assert published_figure("cpolynext_small_bn", "imagenet") == 82.7
+    robustness = {row["model"]: row["imagenet"] for row in paper.rows("2")}
+    for row in paper.main_results():
+        assert robustness.get(row["model"], row["top1"]) == row["top1"], row
+    costs = {row["model"]: row["flops"] for row in paper.main_results()}
+    for row in paper.rows("S4"):
+        assert row["flops"] == costs[row["model"]], row
 
-        assert ROBUSTNESS[name]["imagenet"] == PUBLISHED[f"{name}.in1k"].top1
+
+def test_the_papers_models_are_timms() -> None:
+    assert [name for name in paper.paper()["names"].values() if not timm.is_model(name)] == []
 
 
 def photograph(size: int, channels: int = 3) -> np.ndarray:

@@ -20,10 +20,10 @@ from polynext.data import DataConfig
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
 from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
-from polynext.evaluation.published import ALEXNET_ERRORS, published_figure
-from polynext.evaluation.scores import Scores, mean_corruption_error, score
+from polynext.evaluation.scores import ALEXNET_ERRORS, Scores, mean_corruption_error, score
 from polynext.evaluation.sets import ALL_NAMES, corrupted_folder, open_corrupted, open_set
 from polynext.models.checkpoints import identify, load_weights, model_for, read_weights
+from polynext.paper import published_figure
 
 
 @dataclass(frozen=True)

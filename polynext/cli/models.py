@@ -5,16 +5,21 @@ import fnmatch
 import functools
 import json as jsonlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import timm
 import tyro
 from tqdm import tqdm
 
+from polynext.bench.figures import draw
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
-from polynext.models import PUBLISHED, list_models
+from polynext.models import list_models
 from polynext.models.costs import count_macs, count_parameters
+from polynext.paper import accuracies
+
+CLEAN_DATA = ("imagenet", "cifar10", "svhn", "tiny-imagenet")
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class ModelSummary:
     log2_degree: float
 
 
-def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False) -> None:
+def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False, plot: Path | None = None) -> None:
     """List the models: parameters, multiply-accumulates, published accuracy, depth and degree.
 
     Every model is activation-free. The fully polynomial ones have no LayerNorm either, so that their inference is
@@ -40,7 +45,10 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
     Args:
         pattern: which models, as in 'apolynext_*' or '*_bn'.
         json: print JSON for programs.
+        plot: draw the paper's scaling figure, accuracy against parameters and FLOPs, to this file.
     """
+    if plot:
+        draw(plot)
     names = fnmatch.filter(list_models(), pattern)
     if not names:
         raise PolyNeXtError(f"no model is named like {pattern!r}: try '*tiny*' or '*_bn'.")
@@ -68,13 +76,12 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
 def summarise(name: str) -> ModelSummary:
     model = timm.create_model(name, device="meta")
     input_size = model.pretrained_cfg["input_size"]
-    top1 = {tag.split(".")[1]: p.top1 for tag, p in PUBLISHED.items() if tag.split(".")[0] == name}
     return ModelSummary(
         name=name,
         parameters=count_parameters(model),
         macs=macs_of(name.removesuffix("_bn")),
         input_size=input_size,
-        published_top1=top1,
+        published_top1={data: top1 for data, top1 in accuracies().get(name, {}).items() if data in CLEAN_DATA},
         fully_polynomial=model.fully_polynomial,
         layers=model.num_layers,
         log2_degree=model.log2_degree,

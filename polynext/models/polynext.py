@@ -138,9 +138,9 @@ def _default_cfgs() -> dict[str, dict[str, Any]]:
         "apolynext_nano": {**NANO_CFG, "pool_size": (4, 4)},
     }
     cfgs |= {f"{name}_bn": {**cfg, "fixed_input_size": True} for name, cfg in cfgs.items()}
-    for tagged, published in PUBLISHED.items():
+    for tagged, file in PUBLISHED.items():
         name = tagged.split(".")[0]
-        cfgs[tagged] = {**cfgs[name], "hf_hub_id": HUB, "hf_hub_filename": published.file}
+        cfgs[tagged] = {**cfgs[name], "hf_hub_id": HUB, "hf_hub_filename": file}
     cfgs["cpolynext_lowres.tiny_imagenet"] |= {"input_size": (3, 64, 64), "pool_size": (16, 16), "num_classes": 200}
     # timm takes a name's first tag as its default, so a published one must not follow an untagged entry
     tagged_names = {tagged.split(".")[0] for tagged in PUBLISHED}

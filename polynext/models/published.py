@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,29 +13,22 @@ HUB = "JJWCactus/PolyNeXt"
 StateDict = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Published:
-    """A file in the authors' hub repository, and the top-1 accuracy in per cent that the paper gives for it."""
-
-    file: str
-    top1: float
-
-
+# Models with published weights, by timm's name with its tag, and their files in that repository.
 PUBLISHED = {
-    "cpolynext_tiny.in1k": Published("cpolynext_t.pt", 80.2),  # Table 1
-    "cpolynext_small.in1k": Published("cpolynext_s.pt", 83.9),  # Table 1
-    "cpolynext_base.in1k": Published("cpolynext_b.pt", 84.7),  # Table 1
-    "cpolynext_large.in1k": Published("cpolynext_l.pt", 84.9),  # Table 1
-    "apolynext_tiny.in1k": Published("apolynext_t.pt", 80.9),  # Table 1
-    "apolynext_small.in1k": Published("apolynext_s.pt", 84.3),  # Table 1
-    "apolynext_base.in1k": Published("apolynext_b.pt", 84.9),  # Table 1
-    "apolynext_large.in1k": Published("apolynext_l.pt", 85.2),  # Table 1
-    "cpolynext_tiny_bn.in1k": Published("cpolynext_t_bn.pt", 78.3),  # Table 7
-    "apolynext_tiny_bn.in1k": Published("apolynext_t_bn.pt", 78.0),  # Table 7
-    "cpolynext_small_bn.in1k": Published("cpolynext_s_bn.pt", 82.7),  # Table 7
-    "cpolynext_lowres.cifar10": Published("cpolynext_lr_cifar10.pt", 97.1),  # Table S5
-    "cpolynext_lowres.svhn": Published("cpolynext_lr_svhn.pt", 98.1),  # Table S5
-    "cpolynext_lowres.tiny_imagenet": Published("cpolynext_lr_tiny_imagenet.pt", 74.0),  # Table S5
+    "cpolynext_tiny.in1k": "cpolynext_t.pt",
+    "cpolynext_small.in1k": "cpolynext_s.pt",
+    "cpolynext_base.in1k": "cpolynext_b.pt",
+    "cpolynext_large.in1k": "cpolynext_l.pt",
+    "apolynext_tiny.in1k": "apolynext_t.pt",
+    "apolynext_small.in1k": "apolynext_s.pt",
+    "apolynext_base.in1k": "apolynext_b.pt",
+    "apolynext_large.in1k": "apolynext_l.pt",
+    "cpolynext_tiny_bn.in1k": "cpolynext_t_bn.pt",
+    "apolynext_tiny_bn.in1k": "apolynext_t_bn.pt",
+    "cpolynext_small_bn.in1k": "cpolynext_s_bn.pt",
+    "cpolynext_lowres.cifar10": "cpolynext_lr_cifar10.pt",
+    "cpolynext_lowres.svhn": "cpolynext_lr_svhn.pt",
+    "cpolynext_lowres.tiny_imagenet": "cpolynext_lr_tiny_imagenet.pt",
 }
 
 # The published operators are numbered through a cell: six a stack with PolyConv, three with PolyAttention.

@@ -198,7 +198,7 @@ def over_windows(
         parts = [m[:, rows, columns] for m in maps]
         tall, wide = parts[0].shape[1:3]
         y, x = min(side, tall), min(side, wide)
-        grid = (len(maps[0]), tall // y, wide // x)
+        grid = (-1, tall // y, wide // x)
 
         def cut(m: Tensor) -> Tensor:  # to (B windows, h, N, d)
             m = m.unflatten(2, (-1, x)).unflatten(1, (-1, y)).transpose(2, 3)

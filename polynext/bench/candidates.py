@@ -1,0 +1,90 @@
+"""What is measured: a model, and the engine that runs it."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from polynext.errors import PolyNeXtError
+from polynext.export import export, load
+from polynext.models import PolyNeXt
+
+# Words of an engine's name, joined by +: how the network is prepared, and what runs it.
+PREPARATIONS = ("folded", "bf16")
+RUNNERS = ("eager", "compiled", "onnxruntime")
+
+Runner = Callable[[Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model by name and an engine such as `eager`, `compiled`, `folded+compiled` or `bf16`."""
+
+    model: str
+    engine: str
+
+    def __post_init__(self) -> None:
+        if not timm.is_model(self.model):
+            raise PolyNeXtError(f"there is no model {self.model!r}: see `polynext models`, or timm's list for others.")
+        words = self.engine.split("+")
+        unknown = [word for word in words if word not in PREPARATIONS + RUNNERS]
+        if unknown or len(words) != len(set(words)) or sum(word in RUNNERS for word in words) > 1:
+            raise PolyNeXtError(
+                f"there is no engine {self.engine!r}: give one of {', '.join(RUNNERS)}, "
+                f"with {' or '.join(PREPARATIONS)} added by a + if wanted."
+            )
+        if {"bf16", "onnxruntime"} <= set(words):
+            raise PolyNeXtError("onnxruntime computes in float32 here: leave bf16 out.")
+
+    @property
+    def words(self) -> set[str]:
+        return set(self.engine.split("+"))
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why this model cannot go with this engine, if so."""
+        if "folded" in self.words and not isinstance(timm.create_model(self.model, device="meta"), PolyNeXt):
+            return "only our models fold"
+        return None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and on what all candidates run."""
+
+    device: str
+    batch_size: int
+    image_size: int | None = None
+    threads: int = 0
+
+
+def input_size(model: nn.Module, setting: Setting) -> tuple[int, int, int]:
+    cfg: Any = model.pretrained_cfg
+    channels, *own = cfg["input_size"]
+    side = setting.image_size or own[0]
+    return channels, side, side
+
+
+def prepare(candidate: Candidate, setting: Setting) -> tuple[Runner, Tensor]:
+    """A function that runs a batch, and a batch to run it on."""
+    if setting.threads:
+        torch.set_num_threads(setting.threads)
+    torch.manual_seed(0)
+    model: Any = timm.create_model(candidate.model).eval()
+    images = torch.randn(setting.batch_size, *input_size(model, setting))
+    if "folded" in candidate.words:
+        model = model.fold()
+    if "onnxruntime" in candidate.words:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            export(model, tuple(images.shape[1:]), path, "onnx")
+            return load(path, setting.threads), images
+    dtype = torch.bfloat16 if "bf16" in candidate.words else torch.float32
+    where: Any = {"device": setting.device, "dtype": dtype, "memory_format": torch.channels_last}
+    model, images = model.to(**where), images.to(**where)
+    return (torch.compile(model, dynamic=False) if "compiled" in candidate.words else model), images

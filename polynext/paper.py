@@ -1,0 +1,49 @@
+"""The paper's figures, to stand beside what is measured. They live in `paper.toml`, table by table."""
+
+import functools
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+# The tables that give accuracies, by data set.
+ACCURACY_TABLES = ("2", "7", "S5")
+
+
+@functools.cache
+def paper() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+
+
+def rows(table: str, part: str = "rows") -> list[dict[str, Any]]:
+    """The rows of a table, "1" to "7" or "S4" and so on, each from column to figure; nan where the paper has none."""
+    content = paper()[f"table_{table}"]
+    return [dict(zip(content["columns"], row, strict=True)) for row in content[part]]
+
+
+def main_results() -> list[dict[str, Any]]:
+    """Table 1: every model with its size, cost and ImageNet accuracy."""
+    return rows("1", "conv") + rows("1", "attention")
+
+
+def timm_name(model: str) -> str | None:
+    """What timm calls a model of the paper; None if it does not have it."""
+    return paper()["names"].get(model)
+
+
+@functools.cache
+def accuracies() -> dict[str, dict[str, float]]:
+    """For each model, by timm's name, its figure on each data set: per cent right, but of imagenet-c the mCE."""
+    found: dict[str, dict[str, float]] = {}
+    listed = [{"model": row["model"], "imagenet": row["top1"]} for row in main_results()]
+    for row in listed + [row for table in ACCURACY_TABLES for row in rows(table)]:
+        name = timm_name(row["model"])
+        if name is not None:
+            figures = {data: figure for data, figure in row.items() if data != "model" and not math.isnan(figure)}
+            found.setdefault(name, {}).update(figures)
+    return found
+
+
+def published_figure(model: str, data: str) -> float | None:
+    """What the paper reports for a model on a data set; None if it does not."""
+    return accuracies().get(model.split(".")[0], {}).get(data)
