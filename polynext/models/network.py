@@ -98,6 +98,12 @@ class Blocks:
     def skip(self, stage: StageConfig, **dd: Any) -> nn.Module:
         return MultiInputSkip(stage.width, **dd)
 
+    def cell_norm(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
+        return self.norm(size)(stage.width, **dd)
+
+    def downsampling(self, config: PolyNeXtConfig, width_in: int, width_out: int, **dd: Any) -> nn.Module:
+        return Downsampling(width_in, width_out, config.full_downsampling, **dd)
+
 
 class FullyPolynomialBlocks(Blocks):
     """Norms with running statistics, so that inference is additions and multiplications only (Section 4.6)."""
@@ -146,7 +152,7 @@ class Cell(nn.Module):
     ):
         super().__init__()
         self.skip: Any = blocks.skip(stage, **dd)
-        self.norm: Any = blocks.norm(size)(stage.width, **dd)
+        self.norm: Any = blocks.cell_norm(stage, size, **dd)
         self.scale: Any = blocks.scale(config, stage, **dd)
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
         self.stacks = nn.ModuleList(
@@ -189,7 +195,7 @@ class Downsampling(nn.Module):
 class Stage(nn.Module):
     """Cells at one resolution. Takes and returns the two newest cell outputs, the older one first."""
 
-    def __init__(self, downsampling: Downsampling | None, cells: list[Cell]):
+    def __init__(self, downsampling: nn.Module | None, cells: list[Cell]):
         super().__init__()
         self.downsampling = downsampling
         self.cells = nn.ModuleList(cells)
@@ -253,7 +259,7 @@ class PolyNeXt(nn.Module):
         for i, stage in enumerate(cfg.stages):
             downsampling = None
             if i > 0:
-                downsampling = Downsampling(cfg.stages[i - 1].width, stage.width, cfg.full_downsampling, **dd)
+                downsampling = blocks.downsampling(cfg, cfg.stages[i - 1].width, stage.width, **dd)
                 height, width = math.ceil(height / 2), math.ceil(width / 2)
             cells = [Cell(cfg, stage, blocks, (height, width), next(rates), **dd) for _ in range(stage.cells)]
             self.stages.append(Stage(downsampling, cells))

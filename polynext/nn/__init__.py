@@ -9,12 +9,14 @@ from polynext.nn.norm import LayerNorm2d, PositionNorm2d, RowSumNorm
 from polynext.nn.polyattention import PolyAttention
 from polynext.nn.polyconv import PolyConv
 from polynext.nn.polymlp import PolyHead, PolyMLP
-from polynext.nn.scale import SigmoidScale
+from polynext.nn.scale import LayerScale, LearnableScale, SigmoidScale
 from polynext.nn.skip import MultiInputSkip
 
 __all__ = [
     "DepthwiseConv2d",
     "LayerNorm2d",
+    "LayerScale",
+    "LearnableScale",
     "MultiInputSkip",
     "PointwiseConv2d",
     "PolyAttention",

@@ -1,4 +1,4 @@
-"""Sigmoid-Scale, which bounds what each sublayer adds to the residual stream."""
+"""Sigmoid-Scale, which bounds what each sublayer adds to the residual stream, and its rivals in the paper's Table 4."""
 
 from collections.abc import Sequence
 
@@ -34,3 +34,45 @@ class SigmoidScale(nn.Module):
 
     def extra_repr(self) -> str:
         return f"entries={len(self.logits)}"
+
+
+class LearnableScale(nn.Module):
+    """`y = x + s_i * f(x)` with free scalars: Sigmoid-Scale without its sigmoid. Shapes and degree as there."""
+
+    def __init__(
+        self,
+        scales: float | Sequence[float] = 0.5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        start = [scales] if isinstance(scales, int | float) else list(scales)
+        self.s = nn.Parameter(torch.tensor(start, device=device, dtype=dtype or torch.get_default_dtype()))
+
+    def scales(self) -> Tensor:
+        return self.s
+
+    def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
+        return torch.addcmul(x, self.s[index], branch)
+
+
+class LayerScale(nn.Module):
+    """`y = x + gamma_i * f(x)` with a free scale per channel and sublayer. Shapes and degree as in Sigmoid-Scale."""
+
+    def __init__(
+        self,
+        channels: int,
+        entries: int = 1,
+        start: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((entries, channels), start, device=device, dtype=dtype))
+
+    def scales(self) -> Tensor:
+        """The mean of each sublayer's factors."""
+        return self.gamma.mean(dim=1)
+
+    def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
+        return torch.addcmul(x, self.gamma[index][:, None, None], branch)

@@ -9,9 +9,10 @@ from polynext.training.config import (
     from_yaml,
     to_yaml,
 )
-from polynext.training.engine import Interrupted, Trainer, train
+from polynext.training.engine import DivergedError, Interrupted, Trainer, train
 
 __all__ = [
+    "DivergedError",
     "EmaConfig",
     "Interrupted",
     "ModelConfig",

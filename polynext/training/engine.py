@@ -8,7 +8,7 @@ import math
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,14 @@ class Interrupted(Exception):  # noqa: N818  (not an error: the user asked for i
         self.exit_status = 128 + signal_number
 
 
+class DivergedError(PolyNeXtError):
+    """Loss or gradient stopped being finite, from `step` on."""
+
+    def __init__(self, step: int, sentence: str):
+        super().__init__(sentence)
+        self.step = step
+
+
 @dataclass
 class Progress:
     """How far a run is."""
@@ -62,7 +70,14 @@ class Progress:
 class Trainer:
     """One run, from its config to its folder."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, group: Processes, profile: bool = False):
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: RunFolder,
+        group: Processes,
+        profile: bool = False,
+        build: Callable[[TrainConfig, int], nn.Module] | None = None,
+    ):
         self.config, self.folder, self.group = config, folder, group
         self.accumulate = accumulation(config, group.count)
         self.train_examples = load_examples(config.data, "train")
@@ -75,7 +90,7 @@ class Trainer:
         self.train_transform = training_transform(config.data, config.augment)
         self.test_transform = evaluation_transform(config.data)
         seed_everything(config.seed)
-        self.model = build_model(config, len(self.train_examples.classes)).to(group.device)
+        self.model = (build or build_model)(config, len(self.train_examples.classes)).to(group.device)
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average: AveragedModel | None = None
@@ -174,10 +189,11 @@ class Trainer:
         self.skips_in_a_row += 1
         if self.skips_in_a_row >= SKIPS_IN_A_ROW:
             state = sorted(self.folder.states.glob("*.pt"))
-            raise PolyNeXtError(
+            raise DivergedError(
+                self.progress.step - SKIPS_IN_A_ROW + 1,
                 f"loss or gradient was not finite {SKIPS_IN_A_ROW} steps in a row, up to step {self.progress.step} at "
                 f"learning rate {self.optimizer.param_groups[0]['lr']:.3g}: lower the rate or add warmup; "
-                f"the last good checkpoint is {state[-1] if state else 'none yet'}."
+                f"the last good checkpoint is {state[-1] if state else 'none yet'}.",
             )
 
     def finish_epoch(self, reporter: Reporter) -> None:
@@ -272,13 +288,23 @@ class Trainer:
             self.folder.forget_after(self.progress.step)
 
 
-def train(config: TrainConfig, out: Path, resume: bool = False, profile: bool = False, quiet: bool = False) -> Path:
-    """Runs a training and returns its folder. With `resume` it goes on from the folder's newest state."""
+def train(
+    config: TrainConfig,
+    out: Path,
+    resume: bool = False,
+    profile: bool = False,
+    quiet: bool = False,
+    build: Callable[[TrainConfig, int], nn.Module] | None = None,
+) -> Path:
+    """Runs a training and returns its folder. With `resume` it goes on from the folder's newest state.
+
+    `build` makes the network, of so many classes, instead of the model's name.
+    """
     folder = RunFolder(out)
     with processes() as group:
         if not resume and any(folder.states.glob("*.pt")):
             raise PolyNeXtError(f"{out} already holds a run: go on with --resume {out}, or give another --out.")
-        trainer = Trainer(config, folder, group, profile)
+        trainer = Trainer(config, folder, group, profile, build)
         if group.first:
             folder.create(to_yaml(config))
         if resume:

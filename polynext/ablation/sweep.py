@@ -1,0 +1,220 @@
+"""Trains ablations: many short runs, each in a folder of its own, whatever happens to the others.
+
+    OUT/sweep.json               what all runs share
+    OUT/ROW/seed-N/              a training run's folder
+    OUT/ROW/seed-N/result.json   written when it is over: an accuracy, the step it diverged at, or an error
+
+A run with a result is not run again, unless that is an error; one without goes on where it was.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from polynext.ablation.rows import ROWS
+from polynext.ablation.setup import FAMILIES, Setup, baselines
+from polynext.data import load_examples
+from polynext.errors import PolyNeXtError
+from polynext.training import DivergedError, Interrupted, train
+from polynext.training.folder import RunFolder, write_atomically
+
+SECONDS_BETWEEN_LOOKS = 0.5
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What all runs of a sweep share.
+
+    Attributes:
+        recipe: digits, cifar10 or imagenet.
+        steps: optimiser steps of a run, rounded up to whole epochs; 0 for the recipe's own length.
+        images: how many training images; 0 for all.
+        root: folder of the data.
+    """
+
+    recipe: str
+    steps: int = 0
+    images: int = 0
+    root: str = ""
+
+    def baseline(self, family: str) -> Setup:
+        setup = baselines(self.recipe)[family]
+        train = setup.train
+        data = replace(train.data, limit=self.images, root=Path(self.root) if self.root else train.data.root)
+        epochs = train.epochs
+        if self.steps:
+            in_an_epoch = len(load_examples(data, "train")) // train.batch_size
+            epochs = math.ceil(self.steps / max(in_an_epoch, 1))
+        return replace(setup, train=replace(train, data=data, epochs=epochs))
+
+    def setup(self, name: str) -> Setup:
+        """A row's, or of an unchanged family."""
+        if name in FAMILIES:
+            return self.baseline(name)
+        return ROWS[name].change(self.baseline(ROWS[name].family))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of a sweep."""
+
+    name: str
+    seed: int
+
+    def folder(self, out: Path) -> Path:
+        return out / self.name / f"seed-{self.seed}"
+
+    def result(self, out: Path) -> dict[str, Any] | None:
+        file = self.folder(out) / "result.json"
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    def finished(self, out: Path) -> bool:
+        found = self.result(out)
+        return found is not None and "error" not in found
+
+
+def all_runs(rows: Sequence[str], seeds: int) -> list[Run]:
+    """The rows and the families they are compared with; all with one seed before any with the next."""
+    families = dict.fromkeys(ROWS[name].family for name in rows)
+    return [Run(name, seed) for seed in range(seeds) for name in (*families, *rows)]
+
+
+def open_sweep(out: Path, sweep: Sweep) -> None:
+    """Starts a sweep's folder, or checks that it is this one's."""
+    file = out / "sweep.json"
+    if file.is_file():
+        before = json.loads(file.read_text())
+        if before != asdict(sweep):
+            raise PolyNeXtError(
+                f"{out} holds runs with {differences(before, asdict(sweep))}: give the same again, or another --out."
+            )
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(asdict(sweep), indent=2).encode())
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {before.get(key)!r}, not {value!r}" for key, value in now.items() if before.get(key) != value
+    )
+
+
+def run_sweep(
+    sweep: Sweep, runs: Sequence[Run], out: Path, processes: int = 1, tell: Callable[[Run], None] = lambda run: None
+) -> None:
+    """Trains all runs that have no result yet, so many at a time, and tells of each when it is over."""
+    open_sweep(out, sweep)
+    pending = [run for run in runs if not run.finished(out)]
+    for run in pending:  # an error of another time is not this one's
+        (run.folder(out) / "result.json").unlink(missing_ok=True)
+    threads = max(1, cores() // processes)
+    shares = [pending[i::processes] for i in range(processes)]
+    with termination_as_interrupt():
+        workers = [Worker(sweep, share, out, threads) for share in shares if share]
+        told: set[Run] = set()
+        try:
+            while True:
+                over = not any(worker.alive() for worker in workers)
+                for run in pending:
+                    if run not in told and run.result(out) is not None:
+                        told.add(run)
+                        tell(run)
+                if over:
+                    return
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        finally:
+            for worker in workers:
+                worker.stop()
+
+
+class Worker:
+    """A process that trains its share of the runs one after the other; if it dies, the next one goes on."""
+
+    def __init__(self, sweep: Sweep, runs: list[Run], out: Path, threads: int):
+        self.sweep, self.runs, self.out, self.threads = sweep, runs, out, threads
+        self.start()
+
+    def start(self) -> None:
+        left = [run for run in self.runs if run.result(self.out) is None]
+        context = multiprocessing.get_context("spawn")
+        self.process = context.Process(target=train_runs, args=(self.sweep, left, self.out, self.threads))
+        self.process.start()
+
+    def alive(self) -> bool:
+        if self.process.is_alive():
+            return True
+        left = [run for run in self.runs if run.result(self.out) is None]
+        if not left:
+            return False
+        died = f"its process died with status {self.process.exitcode}: there may be too little memory."
+        write_result(left[0], self.out, {"error": died})
+        self.start()
+        return True
+
+    def stop(self) -> None:
+        """Lets the run under way save its state."""
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join()
+
+
+def train_runs(sweep: Sweep, runs: Sequence[Run], out: Path, threads: int) -> None:
+    torch.set_num_threads(threads)
+    for run in runs:
+        try:
+            write_result(run, out, train_run(sweep, run, out))
+        except (Interrupted, KeyboardInterrupt):
+            os._exit(1)  # quietly: the one who asked for it knows
+        except DivergedError as error:
+            write_result(run, out, {"diverged": error.step})
+        except Exception as error:  # whatever it is, it is one row's and the others go on
+            write_result(run, out, {"error": f"{type(error).__name__}: {error}"})
+
+
+def train_run(sweep: Sweep, run: Run, out: Path) -> dict[str, Any]:
+    start = time.monotonic()
+    setup = sweep.setup(run.name)
+    config = replace(setup.train, seed=run.seed)
+    folder = RunFolder(run.folder(out))
+    train(config, folder.path, resume=folder.states.is_dir(), quiet=True, build=setup.build)
+    last = [record for record in folder.records() if "test_accuracy" in record][-1]
+    return {
+        "accuracy": last.get("ema_test_accuracy", last["test_accuracy"]),
+        "steps": last["step"],
+        "seconds": time.monotonic() - start,
+    }
+
+
+def write_result(run: Run, out: Path, result: dict[str, Any]) -> None:
+    folder = run.folder(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "result.json", json.dumps(result).encode())
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """While inside, SIGTERM ends the sweep as Ctrl-C does."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,100 @@
+"""`polynext ablate`."""
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tqdm import tqdm
+
+from polynext.ablation.report import HEADER, collect, draw, paper_difference, table_rows, to_json
+from polynext.ablation.rows import ROWS, TABLES
+from polynext.ablation.sweep import Run, Sweep, all_runs, run_sweep
+from polynext.cli.table import table
+from polynext.errors import PolyNeXtError
+
+
+def main(
+    tables: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    list_rows: Annotated[bool, tyro.conf.arg(name="list")] = False,
+    recipe: str = "digits",
+    budget: int = 0,
+    images: int = 0,
+    seeds: int = 3,
+    root: Path | None = None,
+    processes: int = 1,
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Train the rows of an ablation table, several seeds each, and compare them with the baseline.
+
+    Every run has a folder of its own. Interrupted, the same command goes on; a row that fails or diverges is reported
+    and does not stop the others. More seeds or rows can be added later.
+
+    Args:
+        tables: modules, stabilisation, recipes, further, or names of rows; modules by default.
+        list_rows: list all rows with the paper's differences, and stop.
+        recipe: digits, cifar10, or imagenet for the paper's own scale.
+        budget: optimiser steps of each run; the recipe's own length by default.
+        images: how many training images to use; all by default.
+        seeds: runs of each row.
+        root: folder or .npz file of the data; the recipe's by default.
+        processes: how many runs at a time.
+        out: folder of the runs and the report; runs/ablate-RECIPE by default.
+        json: print JSON instead of a table.
+    """
+    if list_rows:
+        rows = [(r.name, r.table, r.family, r.what, paper_difference(r.name)) for r in ROWS.values()]
+        print(table(("row", "table", "baseline", "what changes", "paper's difference"), rows, left=(0, 1, 2, 3)))
+        return
+    if min(seeds, processes) < 1 or min(budget, images) < 0:
+        raise PolyNeXtError("a sweep needs at least one seed and one process, and no negative budget or images.")
+    names = rows_of(tables or ("modules",))
+    folder = out or Path("runs") / f"ablate-{recipe}"
+    sweep = Sweep(recipe, budget, images, str(root) if root else "")
+    runs = all_runs(names, seeds)
+    with tqdm(total=len(runs), initial=sum(r.finished(folder) for r in runs), unit="run", disable=None) as bar:
+
+        def tell(run: Run) -> None:
+            bar.update()
+            tqdm.write(f"{run.name}, seed {run.seed}: {said(run, folder)}", file=sys.stderr)
+
+        try:
+            run_sweep(sweep, runs, folder, processes, tell)
+        except KeyboardInterrupt:
+            print("polynext ablate: stopped, all saved: go on with the same command", file=sys.stderr)
+            raise SystemExit(130) from None
+
+    outcomes = collect(sweep, names, seeds, folder)
+    record = to_json(sweep, outcomes)
+    (folder / "report.json").write_text(jsonlib.dumps(record, indent=2))
+    scale = f"{recipe}" + (f", {budget} steps" if budget else "") + (f", {images} images" if images else "")
+    draw(outcomes, f"{scale}, {seeds} seeds", folder / "report.png")
+    if json:
+        print(jsonlib.dumps(record, indent=2))
+    else:
+        print(table(HEADER, table_rows(outcomes), left=(0, 1, 7)))
+        print(f"\n{folder / 'report.json'}, {folder / 'report.png'}")
+
+
+def rows_of(tables: tuple[str, ...]) -> list[str]:
+    """The names of all rows asked for, each once."""
+    found: dict[str, None] = {}
+    for name in tables:
+        if name in TABLES:
+            found |= dict.fromkeys(row.name for row in TABLES[name])
+        elif name in ROWS:
+            found[name] = None
+        else:
+            raise PolyNeXtError(
+                f"there is no ablation {name!r}: give a table ({', '.join(TABLES)}) or a row that --list shows."
+            )
+    return list(found)
+
+
+def said(run: Run, folder: Path) -> str:
+    result = run.result(folder) or {}
+    if "accuracy" in result:
+        return f"{result['accuracy']:.2f}% in {result['seconds']:.0f} s"
+    return f"diverged at step {result['diverged']}" if "diverged" in result else str(result.get("error"))
