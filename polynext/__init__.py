@@ -14,11 +14,19 @@ from polynext.errors import PolyNeXtError
 
 if TYPE_CHECKING:
     from polynext import nn
-    from polynext.models import create_model, from_published, list_models, load_weights
+    from polynext.models import create_model, from_published, list_models, load_weights, replace_mixers
 
 __version__ = "0.1.0"
 
-__all__ = ["PolyNeXtError", "create_model", "from_published", "list_models", "load_weights", "nn"]
+__all__ = [
+    "PolyNeXtError",
+    "create_model",
+    "from_published",
+    "list_models",
+    "load_weights",
+    "nn",
+    "replace_mixers",
+]
 
 
 # An encrypted server has no use for torch and timm, which take three quarters of a gigabyte:

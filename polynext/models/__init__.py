@@ -2,6 +2,7 @@
 `monet.py` is the prior network to compare with."""
 
 from polynext.models.checkpoints import from_published, load_weights, read_weights
+from polynext.models.dropin import Replacement, replace_mixers
 from polynext.models.factory import create_model, list_models
 from polynext.models.monet import MONet
 from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
@@ -14,10 +15,12 @@ __all__ = [
     "MONet",
     "PolyNeXt",
     "PolyNeXtConfig",
+    "Replacement",
     "StageConfig",
     "create_model",
     "from_published",
     "list_models",
     "load_weights",
     "read_weights",
+    "replace_mixers",
 ]

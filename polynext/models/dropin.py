@@ -1,0 +1,368 @@
+"""Polynomial modules in other networks (Section 4.4, "Module drop-in").
+
+`replace_mixers` swaps the mixers of a timm MetaFormer, the blocks of a ConvNeXt and the attention and MLP of a ViT.
+Everything else stays: stem, norms, residual scales, head. `caformer_s18_poly` is the paper's example by name.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import convnext, generate_default_cfgs, metaformer, register_model, vision_transformer
+from torch import Tensor, nn
+
+from polynext.errors import PolyNeXtError
+from polynext.models.costs import MacCounter, count_macs, count_parameters
+from polynext.nn import PolyAttention, PolyConv, PolyMLP
+
+Match = Literal["params", "flops"]
+TOLERANCE = 0.03
+
+Maker = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What was replaced, by its name in the network, and what the whole network costs before and after."""
+
+    replaced: dict[str, str]
+    parameters: tuple[int, int]
+    macs: tuple[int, int]
+
+    @property
+    def parameter_change(self) -> float:
+        return self.parameters[1] / self.parameters[0] - 1
+
+    @property
+    def mac_change(self) -> float:
+        return self.macs[1] / self.macs[0] - 1
+
+    def __str__(self) -> str:
+        kinds = list(self.replaced.values())
+        counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        return (
+            f"{counted}; parameters {self.parameters[0] / 1e6:.2f} to {self.parameters[1] / 1e6:.2f} M "
+            f"({self.parameter_change:+.1%}), {self.macs[0] / 1e9:.2f} to {self.macs[1] / 1e9:.2f} GMACs "
+            f"({self.mac_change:+.1%})"
+        )
+
+
+@dataclass
+class Slot:
+    """A place for a polynomial module. `make(size)` builds one; its inner width grows with size, 1 being the usual."""
+
+    owner: nn.Module
+    attribute: str
+    name: str
+    make: Callable[..., nn.Module]
+    cost: int = 0
+    input_shape: tuple[int, ...] = ()
+
+    @property
+    def old(self) -> nn.Module:
+        return getattr(self.owner, self.attribute)
+
+
+# The slots of one block, which together should cost what the old modules did.
+Group = list[Slot]
+
+
+def replace_mixers(
+    model: nn.Module,
+    conv: Maker | None = PolyConv,
+    attention: Maker | None = PolyAttention,
+    mlp: Maker | None = PolyMLP,
+    match: Match = "params",
+) -> tuple[nn.Module, Replacement]:
+    """Puts polynomial modules into a timm MetaFormer, ConvNeXt or ViT, in place, and tells what that changed.
+
+    The inner widths are chosen so that each block keeps its parameters or its multiply-accumulates, and the whole
+    network does to 3%. The new modules are untrained.
+
+    Args:
+        model: the network.
+        conv: makes what replaces convolutional mixers, from channels and `ratio`; None to leave them.
+        attention: makes what replaces attention, from channels, `heads` and `head_dim`; None to leave it.
+        mlp: makes what replaces MLPs, from channels and `ratio`; None to leave them.
+        match: whether parameters ("params") or multiply-accumulates ("flops") are kept.
+    """
+    if match not in ("params", "flops"):
+        raise PolyNeXtError(f"replace_mixers got match={match!r}: choose 'params' or 'flops'.")
+    groups = [group for group in find_groups(model, conv, attention, mlp) if group]
+    if not groups:
+        raise PolyNeXtError(
+            f"{type(model).__name__} has nothing to replace: give a MetaFormer with convolutions or attention, "
+            "a ConvNeXt or a ViT from timm, and say which of conv, attention and mlp to put in."
+        )
+    input_size = image_size(model)
+    before = count_parameters(model), count_macs(model, input_size)
+    measure_slots(model, groups, match, input_size)
+    replaced = {}
+    for group in groups:
+        size = matching_size(group, match)
+        for slot in group:
+            old = next(slot.old.parameters(), torch.empty(0))
+            new = slot.make(size, device=old.device, dtype=old.dtype).train(model.training)
+            setattr(slot.owner, slot.attribute, new)
+            replaced[slot.name] = innermost(new)
+    keep_maps(model)
+    after = count_parameters(model), count_macs(model, input_size)
+    found = Replacement(replaced, (before[0], after[0]), (before[1], after[1]))
+    change = found.parameter_change if match == "params" else found.mac_change
+    if abs(change) > TOLERANCE:
+        raise PolyNeXtError(
+            f"the {match} of {type(model).__name__} change by {change:+.1%} with the nearest widths, more than "
+            f"{TOLERANCE:.0%}: it is too small or too unlike these modules; match the other one."
+        )
+    return model, found
+
+
+def find_groups(model: nn.Module, conv: Maker | None, attention: Maker | None, mlp: Maker | None) -> Iterator[Group]:
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    prefix = getattr(model, "num_prefix_tokens", 0)
+
+    def conv_slot(block: nn.Module, attribute: str, name: str, channels: int) -> Slot:
+        assert conv is not None
+        return Slot(block, attribute, name, lambda size, **dd: conv(channels, ratio=size, **dd))
+
+    def mlp_slot(block: nn.Module, name: str, channels: int, on_maps: bool) -> Slot:
+        def make(size: float, **dd: Any) -> nn.Module:
+            assert mlp is not None
+            ratio = (2 * max(1, round(channels * size)) + 0.5) / channels  # its two branches are of one width
+            made = mlp(channels, ratio=ratio, **dd)
+            return made if on_maps else ChannelsLast(made)
+
+        return Slot(block, "mlp", name, make)
+
+    def attention_slot(block: nn.Module, attribute: str, name: str, channels: int, on_maps: bool) -> Slot:
+        old: Any = getattr(block, attribute)
+        usual = channels // old.num_heads
+
+        def make(size: float, **dd: Any) -> nn.Module:
+            assert attention is not None
+            # The networks that these go into norm before their attention.
+            head_dim = max(1, round(size * usual))
+            made = attention(channels, heads=old.num_heads, head_dim=head_dim, norm=nn.Identity, **dd)
+            return made if on_maps else TokenAttention(made, prefix, grid)
+
+        return Slot(block, attribute, name, make)
+
+    for name, block in model.named_modules():
+        group: Group = []
+        if isinstance(block, metaformer.MetaFormerBlock):
+            channels = block.norm1.weight.numel()
+            mixer: Any = block.token_mixer
+            if conv is not None and isinstance(mixer, metaformer.SepConv):
+                group.append(conv_slot(block, "token_mixer", f"{name}.token_mixer", channels))
+            if attention is not None and isinstance(mixer, metaformer.Attention):
+                group.append(attention_slot(block, "token_mixer", f"{name}.token_mixer", channels, on_maps=True))
+            if mlp is not None:
+                on_maps = not isinstance(mixer, metaformer.Attention) or attention is not None
+                group.append(mlp_slot(block, f"{name}.mlp", channels, on_maps))
+        elif isinstance(block, convnext.ConvNeXtBlock):
+            old: Any = block.conv_dw
+            keeps_shape = old.stride == (1, 1) and old.in_channels == old.out_channels
+            if conv is not None and keeps_shape:
+                group.append(conv_slot(block, "conv_dw", f"{name}.conv_dw", old.out_channels))
+            if mlp is not None:
+                group.append(mlp_slot(block, f"{name}.mlp", old.out_channels, bool(block.use_conv_mlp)))
+        elif isinstance(block, vision_transformer.Block):
+            channels = block.norm1.weight.numel()
+            if attention is not None:
+                group.append(attention_slot(block, "attn", f"{name}.attn", channels, on_maps=False))
+            if mlp is not None:
+                group.append(mlp_slot(block, f"{name}.mlp", channels, on_maps=False))
+        yield group
+
+
+def measure_slots(model: nn.Module, groups: list[Group], match: Match, input_size: tuple[int, int, int]) -> None:
+    """Notes what the modules in the slots cost, and the shape of what they get."""
+    handles = []
+    for slot in (slot for group in groups for slot in group):
+
+        def note(module: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
+            slot.input_shape = tuple(inputs[0].shape)
+
+        slot.cost = count_parameters(slot.old)
+        handles.append(slot.old.register_forward_pre_hook(note))
+    training = model.training
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        model.eval()(torch.zeros(1, *input_size, device=device))
+    model.train(training)
+    for handle in handles:
+        handle.remove()
+    if match == "flops":
+        for slot in (slot for group in groups for slot in group):
+            slot.cost = macs(slot.old, slot.input_shape)
+
+
+def macs(module: nn.Module, input_shape: tuple[int, ...]) -> int:
+    counter = MacCounter()
+    reference = next(module.parameters(), torch.empty(0))
+    with torch.no_grad(), counter:
+        module.eval()(torch.zeros(input_shape, device=reference.device, dtype=reference.dtype))
+    return counter.total
+
+
+def matching_size(group: Group, match: Match) -> float:
+    """The size at which the group's new modules cost as much as its old ones."""
+    wanted = sum(slot.cost for slot in group)
+
+    def excess(size: float) -> int:
+        made = [(slot, slot.make(size, device="meta")) for slot in group]
+        if match == "params":
+            return sum(count_parameters(module) for _, module in made) - wanted
+        return sum(macs(module, map_shape(module, slot.input_shape)) for slot, module in made) - wanted
+
+    low, high = 0.0, 8.0
+    for _ in range(14):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return min((low, high), key=lambda size: abs(excess(size)))
+
+
+def map_shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Attention of a MetaFormer gets tokens, and PolyAttention in its place the map that they were."""
+    if isinstance(module, TokenAttention | ChannelsLast) or len(shape) == 4:
+        return shape
+    batch, tokens, channels = shape
+    side = math.isqrt(tokens)
+    return batch, channels, side, tokens // side
+
+
+def image_size(model: nn.Module) -> tuple[int, int, int]:
+    cfg: Any = getattr(model, "pretrained_cfg", None) or {}
+    return tuple(cfg.get("input_size", (3, 224, 224)))
+
+
+def innermost(module: nn.Module) -> str:
+    inner = module.inner if isinstance(module, ChannelsLast | TokenAttention) else module
+    return type(inner).__name__
+
+
+def keep_maps(model: nn.Module) -> None:
+    """A MetaFormer stage whose attention takes maps need not flatten them: its norms and MLP see them as tokens."""
+    for stage in model.modules():
+        if not isinstance(stage, metaformer.MetaFormerStage) or stage.use_nchw:
+            continue
+        if any(isinstance(block.token_mixer, metaformer.Attention) for block in stage.blocks):
+            continue
+        stage.use_nchw = True
+        for block in stage.blocks:
+            block.norm1, block.norm2 = Positions(block.norm1), Positions(block.norm2)
+            if not hasattr(block.mlp, "degree"):
+                block.mlp = Positions(block.mlp)
+            for part in block.modules():
+                if isinstance(part, metaformer.Scale):
+                    part.shape = (part.scale.numel(), 1, 1)
+
+
+class Positions(nn.Module):
+    """A module of (..., C) on maps (B, C, H, W), position by position."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ChannelsLast(nn.Module):
+    """A module of maps (B, C, H, W) that mixes channels only, on (B, N, C) or (B, H, W, C)."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 4:
+            return self.inner(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return self.inner(x.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2)
+
+
+class TokenAttention(nn.Module):
+    """PolyAttention on the tokens (B, N, C) of a ViT.
+
+    The patches form a map, over which the depthwise convolutions go; the first `prefix` tokens attend and are attended
+    to, without them.
+    """
+
+    def __init__(self, inner: nn.Module, prefix: int, grid: tuple[int, int] | None):
+        super().__init__()
+        if prefix and not isinstance(inner, PolyAttention):
+            raise PolyNeXtError(
+                f"{type(inner).__name__} cannot replace attention among class tokens: only PolyAttention can, "
+                "or take a ViT without a class token."
+            )
+        self.inner: Any = inner
+        self.prefix, self.grid = prefix, grid
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        if attn_mask is not None or is_causal:
+            raise PolyNeXtError("PolyAttention takes no attention mask: leave it out.")
+        patches = to_map(x[:, self.prefix :], self.grid)
+        if not self.prefix:
+            return to_tokens(self.inner(patches))
+        inner = self.inner
+        first = x[:, : self.prefix].transpose(1, 2).unsqueeze(3)  # (B, C, P, 1)
+        qk, v = inner.w_qkv(inner.norm(patches)).chunk(2, dim=1)
+        first_qk, first_v = inner.w_qkv(inner.norm(first)).chunk(2, dim=1)
+        maps = ((first_qk, inner.k_q(qk)), (first_qk, inner.k_k(qk)), (first_v, inner.k_v(v)))
+        q, k, v = (self.heads(torch.cat([to_tokens(a), to_tokens(b)], dim=1)) for a, b in maps)
+        y = inner.attend(inner.scale(q), k, v).flatten(3).squeeze(1)  # (B, P + N, h d)
+        first, patches = y[:, : self.prefix], to_map(y[:, self.prefix :], self.grid)
+        y = torch.cat([first, to_tokens(inner.out_norm(inner.k(patches)))], dim=1)
+        return to_tokens(inner.w_out(y.transpose(1, 2).unsqueeze(3)))
+
+    def heads(self, tokens: Tensor) -> Tensor:
+        """(B, N, h d) to (B, 1, N, h, d), a map of one row."""
+        return tokens.unflatten(2, (self.inner.heads, -1)).unsqueeze(1)
+
+
+def to_tokens(x: Tensor) -> Tensor:
+    """(B, C, H, W) to (B, N, C)."""
+    return x.flatten(2).transpose(1, 2)
+
+
+@torch.fx.wrap
+def to_map(tokens: Tensor, grid: tuple[int, int] | None) -> Tensor:
+    """(B, N, C) to (B, C, H, W): on the grid the network was built for, or on a square one."""
+    count = tokens.shape[1]
+    if grid is None or grid[0] * grid[1] != count:
+        side = math.isqrt(count)
+        if side * side != count:
+            raise PolyNeXtError(
+                f"{count} patches are neither the network's grid {grid} nor a square: give square images."
+            )
+        grid = (side, side)
+    return tokens.transpose(1, 2).unflatten(2, grid)
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "caformer_s18_poly": {
+            "input_size": (3, 224, 224),
+            "pool_size": (7, 7),
+            "num_classes": 1000,
+            "interpolation": "bicubic",
+            "crop_pct": 1.0,
+            "mean": IMAGENET_DEFAULT_MEAN,
+            "std": IMAGENET_DEFAULT_STD,
+            "first_conv": "stem.conv",
+            "classifier": "head.fc.fc2",
+        }
+    }
+)
+
+
+@register_model
+def caformer_s18_poly(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CAFormer-S18 with PolyConv and PolyAttention for its mixers, at the same number of parameters."""
+    if pretrained:
+        raise PolyNeXtError("there are no published weights of caformer_s18_poly: train it, with pretrained=False.")
+    return replace_mixers(metaformer.caformer_s18(pretrained=False, **kwargs), mlp=None)[0]
