@@ -15,7 +15,7 @@ ROOMS = {
     "models": {"nn"},
     "circuit": {"models", "nn"},
     "data": set(),
-    "training": {"models", "data"},
+    "training": {"nn", "models", "data"},
     "evaluation": {"models", "data"},
     "encrypted": {"circuit"},
     "bench": {"models"},

@@ -28,6 +28,7 @@ from polynext.training import (
     train,
 )
 from polynext.training import engine as engine_module
+from polynext.training.diagnostics import Diagnostics
 from polynext.training.folder import RunFolder
 from polynext.training.schedule import averages_from
 
@@ -94,6 +95,36 @@ def test_head_dropout_is_set_and_a_head_without_it_is_told() -> None:
 
 
 # Accumulation, processes, interruption
+
+
+def test_diagnostics_tell_what_happens_in_a_cell() -> None:
+    model = polynext.create_model("cpolynext_nano", num_classes=3).train()
+    images = torch.randn(4, 1, 8, 8)
+    with Diagnostics(model).watching() as records:
+        model(images).logsumexp(dim=1).sum().backward()
+    (record,) = records.values()
+    cell = model.stages[0].cells[0]
+    output = model.forward_intermediates(images, intermediates_only=True)[0].detach().requires_grad_()
+    model.head(model.norm(output)).logsumexp(dim=1).sum().backward()
+    assert record["activation"] == pytest.approx(output.square().mean().sqrt().item(), rel=1e-5)
+    assert record["gradient"] == pytest.approx(output.grad.square().mean().sqrt().item(), rel=1e-4)
+    assert record["scales"] == cell.scale.scales().tolist()
+    x = model.stem(images)
+    h = cell.stacks[0].mixer.w_in(cell.norm(cell.skip(x, x)))
+    first = (cell.stacks[0].mixer.k_coarse(h) * cell.stacks[0].mixer.k_fine(h).flip(1)).abs().max().item()
+    assert record["largest_product"] >= first * (1 - 1e-5)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_watching_changes_nothing(tmp_path) -> None:
+    train(short(), tmp_path / "plain", quiet=True)
+    watched = train(short(diagnostics=True), tmp_path / "watched", quiet=True)
+    assert_same(weights(tmp_path / "plain"), weights(watched))
+    records = [r for r in RunFolder(watched).records() if "cells" in r]
+    assert [r["step"] for r in records] == list(range(1, 9))
+    assert (watched / "diagnostics.png").stat().st_size > 5000
+    with pytest.raises(polynext.PolyNeXtError, match="ResNet has no cells to look into"):
+        train(short(diagnostics=True, model=ModelConfig(name="test_resnet")), tmp_path / "resnet", quiet=True)
 
 
 def losses(folder: Path) -> list[float]:

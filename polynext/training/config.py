@@ -100,6 +100,7 @@ class TrainConfig:
         seed: of everything random.
         checkpoint_minutes: save this often inside an epoch too; 0 for at its end only.
         log_steps: optimiser steps between two lines of step metrics; 0 for none.
+        diagnostics: with those also what happens inside each cell, and a picture of it.
         wandb: project name to log to with Weights & Biases; empty for not.
     """
 
@@ -117,6 +118,7 @@ class TrainConfig:
     seed: int = 0
     checkpoint_minutes: float = 10.0
     log_steps: int = 50
+    diagnostics: bool = False
     wandb: str = ""
 
 

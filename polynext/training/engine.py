@@ -30,6 +30,7 @@ from polynext.errors import PolyNeXtError
 from polynext.models import create_model, load_weights
 from polynext.training.accuracy import measure_accuracy
 from polynext.training.config import TrainConfig, to_yaml
+from polynext.training.diagnostics import CellRecord, Diagnostics
 from polynext.training.folder import RunFolder
 from polynext.training.optimizer import build_optimizer
 from polynext.training.profile import Profile
@@ -100,6 +101,8 @@ class Trainer:
         self.forward = torch.compile(self.wrapped) if config.compile else self.wrapped
         self.mixup = build_mixup(config, len(self.train_examples.classes))
         self.progress = Progress()
+        self.diagnostics = Diagnostics(self.model) if config.diagnostics else None
+        self.last_cells: dict[str, CellRecord] | None = None
         self.profile = Profile(profile)
         self.stop_signal = 0
         self.skips_in_a_row = 0
@@ -141,9 +144,35 @@ class Trainer:
 
     def step(self, micro_batches: list[tuple[Tensor, Tensor]]) -> None:
         """One optimiser step over the accumulated batches; left out if its loss or gradient is not finite."""
+        progress, totals = self.progress, self.progress.epoch_totals
+        statistics = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        self.last_cells = None
+        if self.diagnostics is not None and self.logs(progress.step + 1):
+            with self.diagnostics.watching() as self.last_cells:
+                loss = self.forward_and_backward(self.wrapped, micro_batches)  # compiled, it could not be watched
+        else:
+            loss = self.forward_and_backward(self.forward, micro_batches)
+        loss = self.group.total(loss)[0] / self.group.count  # the same in all processes, as is the gradient
+        with self.profile("optimiser"):
+            norm = self.gradient_norm()
+            progress.step += 1
+            if math.isfinite(loss) and math.isfinite(norm):
+                self.optimizer.step()
+                if self.average is not None:
+                    self.average.update_parameters(self.model)
+                totals["loss"] += loss
+                self.skips_in_a_row = 0
+            else:
+                for buffer, before in statistics:
+                    buffer.copy_(before)
+                self.skip()
+            self.optimizer.zero_grad()
+        self.last_loss, self.last_norm = loss, norm
+
+    def forward_and_backward(self, forward: Callable[..., Tensor], micro_batches: list[tuple[Tensor, Tensor]]) -> float:
+        """Accumulates the gradient of this process's batches and returns their mean loss."""
         config, progress, totals = self.config, self.progress, self.progress.epoch_totals
         loss_sum = 0.0
-        statistics = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         for i, (images, labels) in enumerate(micro_batches):
             seed_everything(config.seed, progress.step, i, self.group.rank)
             images = images.to(self.group.device, non_blocking=True, memory_format=torch.channels_last)
@@ -154,29 +183,18 @@ class Trainer:
             last = i == len(micro_batches) - 1
             with nullcontext() if last or self.group.count == 1 else self.wrapped.no_sync():  # type: ignore[operator]
                 with self.profile("forward"), autocast(config, self.group):
-                    logits = self.forward(images)
+                    logits = forward(images)
                     loss = cross_entropy(logits, targets, config)
                 with self.profile("backward"):
                     (loss / len(micro_batches)).backward()
             loss_sum += loss.item() / len(micro_batches)
             totals["right"] += (logits.argmax(dim=1) == labels).sum().item()
             totals["images"] += len(labels)
-        loss_sum = self.group.total(loss_sum)[0] / self.group.count  # the same in all processes, as is the gradient
-        with self.profile("optimiser"):
-            norm = self.gradient_norm()
-            progress.step += 1
-            if math.isfinite(loss_sum) and math.isfinite(norm):
-                self.optimizer.step()
-                if self.average is not None:
-                    self.average.update_parameters(self.model)
-                totals["loss"] += loss_sum
-                self.skips_in_a_row = 0
-            else:
-                for buffer, before in statistics:
-                    buffer.copy_(before)
-                self.skip()
-            self.optimizer.zero_grad()
-        self.last_loss, self.last_norm = loss_sum, norm
+        return loss_sum
+
+    def logs(self, step: int) -> bool:
+        """Whether this step's metrics are kept."""
+        return bool(self.config.log_steps) and step % self.config.log_steps == 0
 
     def gradient_norm(self) -> float:
         """The gradient's global norm, after limiting it (LAMB limits its own)."""

@@ -5,6 +5,7 @@
     metrics.jsonl        one line per epoch, and one every few steps
     tensorboard/         the same for TensorBoard
     curves.png           loss, accuracy and learning rate by epoch
+    diagnostics.png      what happened inside the cells, if asked for
     best.safetensors     the weights with the highest test accuracy, raw or averaged
     last.safetensors     the weights after the last epoch
     states/              what a run needs to go on, the two newest

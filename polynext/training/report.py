@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from polynext.errors import PolyNeXtError
 from polynext.training.config import TrainConfig
+from polynext.training.diagnostics import draw_diagnostics
 from polynext.training.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -40,13 +41,15 @@ class Reporter:
     def step(self, trainer: "Trainer") -> None:
         if not self.first:
             return
-        progress, every = trainer.progress, self.config.log_steps
+        progress = trainer.progress
         self.images += self.config.batch_size
         rate = self.rate()
-        if every and progress.step % every == 0:
+        if trainer.logs(progress.step):
             values = {"loss": trainer.last_loss, "gradient_norm": trainer.last_norm, "images_per_second": rate}
             self.folder.log({"step": progress.step, **values})
             self.publish(progress.step, values)
+            if trainer.last_cells is not None:
+                self.folder.log({"step": progress.step, "cells": trainer.last_cells})
         if self.terminal:
             if self.bar is None:
                 done = progress.batch // trainer.accumulate - 1
@@ -97,6 +100,8 @@ class Reporter:
             self.wandb.log(values, step=step)
 
     def close(self) -> None:
+        if self.first and self.config.diagnostics:  # here, so that a run that diverged has its picture too
+            draw_diagnostics(self.folder)
         if self.bar is not None:
             self.bar.close()
         if self.tensorboard is not None:

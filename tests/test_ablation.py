@@ -1,0 +1,269 @@
+"""The paper's ablations: each row is the network it says, and a sweep of them survives what may happen."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from polynext import paper
+from polynext.ablation import sweep as sweep_module
+from polynext.ablation.parts import FineConv, GeluMLP, SeparableConv, StandardAttention
+from polynext.ablation.report import Outcome, collect, draw, remark, table_rows, to_json
+from polynext.ablation.rows import ROWS, TABLES, halving
+from polynext.ablation.setup import FAMILIES, baselines, widened
+from polynext.ablation.sweep import Run, Sweep, all_runs, run_sweep, train_runs
+from polynext.circuit.degree import is_polynomial
+from polynext.cli import main
+from polynext.errors import PolyNeXtError
+from polynext.models.network import Cell
+from polynext.nn import LayerScale, LearnableScale, PolyAttention, PolyConv, PolyMLP, SigmoidScale
+
+DIGITS = baselines("digits")
+OURS = [name for name, row in ROWS.items() if row.table != "recipes"]
+
+
+def network(name: str, scale: str = "digits") -> nn.Module:
+    setup = ROWS[name].change(baselines(scale)[ROWS[name].family])
+    return setup.build(setup.train, setup.classes)
+
+
+def parts(model: nn.Module, kind: type) -> int:
+    return sum(type(module) is kind for module in model.modules())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_row_is_a_network_that_learns(name: str) -> None:
+    model = network(name)
+    images = torch.randn(4, 1, 8, 8)
+    loss = nn.functional.cross_entropy(model(images), torch.arange(4))
+    loss.backward()
+    assert loss.isfinite()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_every_row_of_the_paper_has_a_name() -> None:
+    printed = [row["row"] for table in ("3", "4", "5") for row in paper.rows(table)]
+    listed = [row.name for table in ("modules", "stabilisation", "recipes") for row in TABLES[table]]
+    assert sorted(printed) == sorted(listed)
+    assert {row.family for row in ROWS.values()} <= set(FAMILIES)
+
+
+def test_rows_change_what_they_say() -> None:
+    assert parts(network("mlp-gelu"), GeluMLP) == 6
+    assert parts(network("mlp-gelu"), PolyMLP) == 0
+    assert parts(network("sepconv-gelu"), SeparableConv) == 6
+    assert parts(network("fine-only"), FineConv) == 6
+    assert parts(network("standard-attention"), StandardAttention) == 4
+    assert parts(network("learnable-scale"), LearnableScale) == 2
+    assert parts(network("layerscale-one"), LayerScale) == 2
+    assert parts(network("layerscale-one"), SigmoidScale) == 0
+    assert {m.p for m in network("degree-5").modules() if isinstance(m, PolyAttention)} == {5}
+    assert {m.normalisation for m in network("softmax-kernel").modules() if isinstance(m, PolyAttention)} == {"softmax"}
+    dilations = {m.k_coarse.dilation for m in network("no-dilation").modules() if isinstance(m, PolyConv)}
+    assert dilations == {(1, 1)}
+    cell = next(m for m in network("no-cell-norm").modules() if isinstance(m, Cell))
+    assert isinstance(cell.norm, nn.Identity)
+
+
+def test_polynomial_rows_are_polynomial() -> None:
+    """The fully polynomial row has nothing else in it; with GELU in a branch a network is none."""
+    assert is_polynomial(network("position-norm").eval(), torch.zeros(1, 1, 8, 8))
+    assert not is_polynomial(network("gelu-one-branch").eval(), torch.zeros(1, 1, 8, 8))
+
+
+def test_fusions_are_their_formulas() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 16, 8, 8)
+    for name, formula in {
+        "gelu-one-branch": lambda a, b: nn.functional.gelu(a) * b,
+        "gelu-after-product": lambda a, b: nn.functional.gelu(a * b),
+        "gelu-both-branches": lambda a, b: nn.functional.gelu(a) * nn.functional.gelu(b),
+        "addition": lambda a, b: a + b,
+    }.items():
+        stack = network(name).stages[0].cells[0].stacks[0]
+        a, b = stack.mlp.w_ab(x).chunk(2, dim=1)
+        torch.testing.assert_close(stack.mlp(x), stack.mlp.w_o(stack.mlp.norm(formula(a, b))))
+        h = stack.mixer.w_in(x)
+        fused = formula(stack.mixer.k_coarse(h), stack.mixer.k_fine(h).flip(1))
+        torch.testing.assert_close(stack.mixer(x), stack.mixer.norm(stack.mixer.w_out(stack.mixer.k(fused))))
+
+
+def test_rivals_of_sigmoid_scale_start_where_they_should() -> None:
+    x, branch = torch.randn(2, 16, 4, 4), torch.randn(2, 16, 4, 4)
+    baseline = DIGITS["cpolynext"].build(DIGITS["cpolynext"].train, 10)
+    sigmoid = next(m for m in baseline.modules() if isinstance(m, SigmoidScale))
+    free = next(m for m in network("learnable-scale").modules() if isinstance(m, LearnableScale))
+    for index in range(6):
+        torch.testing.assert_close(free(x, branch, index), sigmoid(x, branch, index))
+    small = next(m for m in network("layerscale-small").modules() if isinstance(m, LayerScale))
+    torch.testing.assert_close(small(x, branch, 3), x + 1e-6 * branch)
+    torch.testing.assert_close(torch.tensor(halving(4)).sigmoid(), torch.tensor([1 / 2, 1 / 2, 1 / 4, 1 / 8]))
+
+
+@pytest.mark.parametrize("scale", ["digits", "cifar10"])
+@pytest.mark.parametrize("stacks", [1, 2])
+def test_wider_networks_keep_their_parameters(scale: str, stacks: int) -> None:
+    baseline = baselines(scale)["cpolynext"]
+    wider = widened(baseline, stacks)
+    assert {stage.stacks for stage in wider.architecture.stages} == {stacks}
+    assert wider.architecture.stages[0].width > baseline.architecture.stages[0].width
+    assert abs(wider.costs()[0] / baseline.costs()[0] - 1) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stacks", [1, 2])
+def test_wider_tiny_networks_keep_their_parameters(stacks: int) -> None:
+    baseline = baselines("imagenet")["cpolynext"]
+    assert abs(widened(baseline, stacks).costs()[0] / baseline.costs()[0] - 1) < 0.01
+
+
+def test_replacements_cost_about_the_same() -> None:
+    for name in ("mlp-gelu", "sepconv-gelu"):
+        baseline = baselines("imagenet")["cpolynext"]
+        changed = ROWS[name].change(baseline).costs()[0]
+        assert abs(changed / baseline.costs()[0] - 1) < 0.02, name
+    baseline = baselines("imagenet")["apolynext"]
+    changed = ROWS["standard-attention"].change(baseline).costs()[1]
+    assert -0.07 < changed / baseline.costs()[1] - 1 < 0  # heads come in ones: one fewer is less, as many is more
+
+
+def test_recipes_change_what_they_say() -> None:
+    families = baselines("imagenet")
+    convformer = families["convformer"].train
+    optimizer = ROWS["convformer-our-optimizer"].change(families["convformer"]).train
+    assert optimizer.optimizer == families["cpolynext-s"].train.optimizer
+    assert (optimizer.augment, optimizer.ema, optimizer.model) == (convformer.augment, convformer.ema, convformer.model)
+    regularised = ROWS["convformer-our-regularisation"].change(families["convformer"]).train
+    assert regularised.optimizer == convformer.optimizer
+    assert regularised.ema == families["cpolynext-s"].train.ema
+    assert regularised.model.name == "convformer_s18"
+    ours = ROWS["cpolynext-convformer-optimizer"].change(families["cpolynext-s"]).train
+    assert ours.schedule.warmup_epochs == 20
+    small = baselines("digits")["convformer"].train
+    assert (small.data.name, small.model.name, small.schedule.warmup_epochs) == ("digits", "convformer_s18", 4)
+
+
+QUICK = Sweep("digits", steps=1, images=64)
+
+
+def test_a_sweep_trains_reports_and_goes_on(tmp_path: Path, capsys) -> None:
+    arguments = ["ablate", "addition", "degree-3", "--budget", "1", "--images", "64", "--seeds", "1"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:6]] == ["cpolynext", "addition", "apolynext", "degree-3"]
+    assert "-22.3" in lines[3]
+    assert (tmp_path / "report.png").stat().st_size > 5000
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["rows"][1]["differences"] == [
+        pytest.approx(report["rows"][1]["accuracies"]["0"] - report["rows"][0]["accuracies"]["0"])
+    ]
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("result.json")}
+    assert len(before) == 4
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("result.json")} == before
+    assert main([*arguments[:-1], "1", "--budget", "2", "--out", str(tmp_path)]) == 2
+    assert "steps 1, not 2: give the same again" in capsys.readouterr().err
+
+
+def test_failures_and_divergence_stay_their_rows_own(tmp_path: Path, monkeypatch) -> None:
+    runs = [Run("cpolynext", 0), Run("addition", 0), Run("fine-only", 0)]
+    real = sweep_module.train_run
+
+    def train_run(sweep: Sweep, run: Run, out: Path) -> dict:
+        if run.name == "addition":
+            raise RuntimeError("out of memory")
+        if run.name == "fine-only":
+            raise sweep_module.DivergedError(7, "not finite")
+        return real(sweep, run, out)
+
+    monkeypatch.setattr(sweep_module, "train_run", train_run)
+    train_runs(QUICK, runs, tmp_path, threads=1)
+    baseline, addition, fine = collect(QUICK, ["addition", "fine-only"], 1, tmp_path)
+    assert baseline.accuracies
+    assert remark(addition) == "1 failed: RuntimeError: out of memory"
+    assert remark(fine) == "diverged at step 7"
+    rows = table_rows([baseline, addition, fine])
+    assert rows[2][4:6] == ("-", "-")
+    draw([baseline, addition, fine], "title", tmp_path / "picture.png")
+    assert not runs[1].finished(tmp_path)  # tried again next time
+    assert runs[2].finished(tmp_path)
+
+
+def test_a_network_that_diverges_is_found_out(tmp_path: Path, monkeypatch) -> None:
+    setup = DIGITS["cpolynext"]
+    wild = replace(setup, train=replace(setup.train, optimizer=replace(setup.train.optimizer, lr=float("inf"))))
+    monkeypatch.setattr(Sweep, "baseline", lambda self, family: wild)
+    train_runs(Sweep("digits"), [Run("cpolynext", 0)], tmp_path, threads=1)
+    result = Run("cpolynext", 0).result(tmp_path)
+    assert result.keys() == {"diverged"}
+    assert 1 <= result["diverged"] <= 3
+
+
+def test_a_dead_process_is_replaced(tmp_path: Path, monkeypatch) -> None:
+    """Like one that the system killed for its memory: that run failed, the others are trained."""
+    monkeypatch.setattr(sweep_module, "train_runs", die_of_the_first)
+    runs = all_runs(["addition"], seeds=1)
+    run_sweep(QUICK, runs, tmp_path)
+    assert "its process died with status 3" in runs[0].result(tmp_path)["error"]
+    assert runs[1].result(tmp_path) == {"accuracy": 50.0}
+
+
+def die_of_the_first(sweep: Sweep, runs: list[Run], out: Path, threads: int) -> None:
+    for run in runs:
+        if run.name == "cpolynext":
+            os._exit(3)
+        sweep_module.write_result(run, out, {"accuracy": 50.0})
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "polynext", "ablate", "addition", "--seeds", "1", "--budget", "2000"]
+    process = subprocess.Popen([*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    state = tmp_path / "cpolynext" / "seed-0" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not state.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "go on with the same command" in error
+    assert list((tmp_path / "cpolynext" / "seed-0" / "states").glob("*.pt"))
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_differences_are_between_equal_seeds() -> None:
+    baseline = Outcome("cpolynext", "cpolynext", "baseline", 1, 1, {0: 90.0, 1: 80.0})
+    changed = Outcome("addition", "cpolynext", "", 1, 1, {1: 70.0, 2: 10.0})
+    assert changed.differences(baseline) == [-10.0]
+    assert to_json(QUICK, [baseline, changed])["rows"][1]["paper_difference"] == "-22.3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing"], "there is no ablation 'nothing'"),
+        (["modules", "--recipe", "cifar100"], "there are no ablations by the recipe 'cifar100'"),
+        (["modules", "--seeds", "0"], "at least one seed"),
+    ],
+)
+def test_mistakes(arguments: list[str], sentence: str, capsys, tmp_path: Path) -> None:
+    assert main(["ablate", *arguments, "--out", str(tmp_path)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_list_names_every_row(capsys) -> None:
+    assert main(["ablate", "--list"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ROWS)
+
+
+def test_unknown_scale_is_an_error() -> None:
+    with pytest.raises(PolyNeXtError, match="choose one of digits, cifar10, imagenet"):
+        baselines("mnist")
