@@ -6,7 +6,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyConv, PolyMLP, init_kaiming
+from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyConv, PolyHead, PolyMLP, init_kaiming
 
 Fusion = Callable[[Tensor, Tensor], Tensor]
 
@@ -49,6 +49,15 @@ class FusedConv(PolyConv):
     def forward(self, x: Tensor) -> Tensor:
         h = self.w_in(x)
         return self.norm(self.w_out(self.k(self.fuse(self.k_coarse(h), self.k_fine(h).flip(1)))))
+
+
+class AddedHead(PolyHead):
+    """PolyHead with `W_a x + W_b x` in place of its product: a linear classifier."""
+
+    degree = 1
+
+    def fuse(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
 
 
 class UnflippedConv(PolyConv):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from polynext.ablation.parts import (
+    AddedHead,
     FineConv,
     FusedConv,
     FusedMLP,
@@ -69,6 +70,16 @@ class Fused(Blocks):
 
     def mlp(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         return FusedMLP(stage.width, stage.mlp_ratio, norm=self.norm(size), fuse=self.fuse, **dd)
+
+
+class Added(Fused):
+    """No product anywhere: what is left that is not linear are the norms."""
+
+    def __init__(self) -> None:
+        super().__init__(addition)
+
+    def head(self, channels: int, num_classes: int, **options: Any) -> nn.Module:
+        return AddedHead(channels, num_classes, **options)
 
 
 class WithGeluMLP(Blocks):
@@ -157,7 +168,7 @@ MODULES = [
     ),
     Row(
         "addition", "modules", "cpolynext", "Hadamard -> addition",
-        lambda s: with_blocks(s, Fused, fuse=addition),
+        lambda s: with_blocks(s, Added),
     ),
     Row(
         "attention-mlp-gelu", "modules", "apolynext", "PolyMLP -> MLP+GELU",

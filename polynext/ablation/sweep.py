@@ -30,6 +30,7 @@ from polynext.training import DivergedError, Interrupted, train
 from polynext.training.folder import RunFolder, write_atomically
 
 SECONDS_BETWEEN_LOOKS = 0.5
+STEPS_BETWEEN_DIAGNOSTICS = 10
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class Sweep:
         steps: optimiser steps of a run, rounded up to whole epochs; 0 for the recipe's own length.
         images: how many training images; 0 for all.
         root: folder of the data.
+        diagnostics: watch what happens inside the cells, ten steps apart.
     """
 
     recipe: str
     steps: int = 0
     images: int = 0
     root: str = ""
+    diagnostics: bool = False
 
     def baseline(self, family: str) -> Setup:
         setup = baselines(self.recipe)[family]
@@ -56,7 +59,9 @@ class Sweep:
         if self.steps:
             in_an_epoch = len(load_examples(data, "train")) // train.batch_size
             epochs = math.ceil(self.steps / max(in_an_epoch, 1))
-        return replace(setup, train=replace(train, data=data, epochs=epochs))
+        log_steps = STEPS_BETWEEN_DIAGNOSTICS if self.diagnostics else train.log_steps
+        train = replace(train, data=data, epochs=epochs, diagnostics=self.diagnostics, log_steps=log_steps)
+        return replace(setup, train=train)
 
     def setup(self, name: str) -> Setup:
         """A row's, or of an unchanged family."""
@@ -94,20 +99,19 @@ def open_sweep(out: Path, sweep: Sweep) -> None:
     """Starts a sweep's folder, or checks that it is this one's."""
     file = out / "sweep.json"
     if file.is_file():
-        before = json.loads(file.read_text())
-        if before != asdict(sweep):
+        before = Sweep(**json.loads(file.read_text()))
+        if before != sweep:
             raise PolyNeXtError(
-                f"{out} holds runs with {differences(before, asdict(sweep))}: give the same again, or another --out."
+                f"{out} holds runs with {differences(before, sweep)}: give the same again, or another --out."
             )
         return
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(asdict(sweep), indent=2).encode())
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{key} {before.get(key)!r}, not {value!r}" for key, value in now.items() if before.get(key) != value
-    )
+def differences(before: Sweep, now: Sweep) -> str:
+    pairs = zip(asdict(before).items(), asdict(now).values(), strict=True)
+    return ", ".join(f"{key} {old!r}, not {new!r}" for (key, old), new in pairs if old != new)
 
 
 def run_sweep(

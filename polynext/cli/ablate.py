@@ -10,9 +10,11 @@ from tqdm import tqdm
 
 from polynext.ablation.report import HEADER, collect, draw, paper_difference, table_rows, to_json
 from polynext.ablation.rows import ROWS, TABLES
-from polynext.ablation.sweep import Run, Sweep, all_runs, run_sweep
+from polynext.ablation.sweep import Run, Sweep, all_runs, open_sweep, run_sweep
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
+from polynext.training.diagnostics import draw_diagnostics
+from polynext.training.folder import RunFolder
 
 
 def main(
@@ -24,6 +26,8 @@ def main(
     seeds: int = 3,
     root: Path | None = None,
     processes: int = 1,
+    report: bool = False,
+    diagnostics: bool = False,
     out: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -41,6 +45,8 @@ def main(
         seeds: runs of each row.
         root: folder or .npz file of the data; the recipe's by default.
         processes: how many runs at a time.
+        report: train nothing, show what there is.
+        diagnostics: watch what happens inside the cells, and draw it for each row.
         out: folder of the runs and the report; runs/ablate-RECIPE by default.
         json: print JSON instead of a table.
     """
@@ -52,8 +58,27 @@ def main(
         raise PolyNeXtError("a sweep needs at least one seed and one process, and no negative budget or images.")
     names = rows_of(tables or ("modules",))
     folder = out or Path("runs") / f"ablate-{recipe}"
-    sweep = Sweep(recipe, budget, images, str(root) if root else "")
-    runs = all_runs(names, seeds)
+    sweep = Sweep(recipe, budget, images, str(root) if root else "", diagnostics)
+    if report:
+        open_sweep(folder, sweep)
+    else:
+        train_all(sweep, all_runs(names, seeds), folder, processes)
+    outcomes = collect(sweep, names, seeds, folder)
+    record = to_json(sweep, outcomes)
+    (folder / "report.json").write_text(jsonlib.dumps(record, indent=2))
+    scale = f"{recipe}" + (f", {budget} steps" if budget else "") + (f", {images} images" if images else "")
+    draw(outcomes, f"{scale}, {seeds} seeds", folder / "report.png")
+    if diagnostics:
+        first = {one.what: RunFolder(Run(one.name, 0).folder(folder)) for one in outcomes}
+        draw_diagnostics(first, folder / "diagnostics.png")
+    if json:
+        print(jsonlib.dumps(record, indent=2))
+    else:
+        print(table(HEADER, table_rows(outcomes), left=(0, 1, 7)))
+        print(f"\n{folder / 'report.json'}, {folder / 'report.png'}")
+
+
+def train_all(sweep: Sweep, runs: list[Run], folder: Path, processes: int) -> None:
     with tqdm(total=len(runs), initial=sum(r.finished(folder) for r in runs), unit="run", disable=None) as bar:
 
         def tell(run: Run) -> None:
@@ -65,17 +90,6 @@ def main(
         except KeyboardInterrupt:
             print("polynext ablate: stopped, all saved: go on with the same command", file=sys.stderr)
             raise SystemExit(130) from None
-
-    outcomes = collect(sweep, names, seeds, folder)
-    record = to_json(sweep, outcomes)
-    (folder / "report.json").write_text(jsonlib.dumps(record, indent=2))
-    scale = f"{recipe}" + (f", {budget} steps" if budget else "") + (f", {images} images" if images else "")
-    draw(outcomes, f"{scale}, {seeds} seeds", folder / "report.png")
-    if json:
-        print(jsonlib.dumps(record, indent=2))
-    else:
-        print(table(HEADER, table_rows(outcomes), left=(0, 1, 7)))
-        print(f"\n{folder / 'report.json'}, {folder / 'report.png'}")
 
 
 def rows_of(tables: tuple[str, ...]) -> list[str]:

@@ -104,6 +104,9 @@ class Blocks:
     def downsampling(self, config: PolyNeXtConfig, width_in: int, width_out: int, **dd: Any) -> nn.Module:
         return Downsampling(width_in, width_out, config.full_downsampling, **dd)
 
+    def head(self, channels: int, num_classes: int, **options: Any) -> nn.Module:
+        return PolyHead(channels, num_classes, **options)
+
 
 class FullyPolynomialBlocks(Blocks):
     """Norms with running statistics, so that inference is additions and multiplications only (Section 4.6)."""
@@ -267,7 +270,7 @@ class PolyNeXt(nn.Module):
 
         self.num_features = cfg.stages[-1].width
         self.norm = blocks.norm((height, width))(self.num_features, **dd)
-        self.head: Any = PolyHead(self.num_features, num_classes, pool=global_pool, drop_rate=drop_rate, **dd)
+        self.head: Any = blocks.head(self.num_features, num_classes, pool=global_pool, drop_rate=drop_rate, **dd)
         self.head_hidden_size = self.head.hidden
 
     @property

@@ -96,9 +96,12 @@ class PolyHead(nn.Module):
         if num_classes > 0:
             self.fc = nn.Linear(self.hidden, num_classes, device=weight.device, dtype=weight.dtype)
 
+    def fuse(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.addcmul(a, a, b)
+
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         a, b = self.w_ab(x).chunk(2, dim=1)
-        x = torch.addcmul(a, a, b).permute(0, 2, 3, 1)  # (B, H, W, hidden)
+        x = self.fuse(a, b).permute(0, 2, 3, 1)  # (B, H, W, hidden)
         if self.pool:
             x = x.mean(dim=(1, 2))
         x = self.drop(x)

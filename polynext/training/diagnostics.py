@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -62,36 +63,40 @@ def root_mean_square(x: Tensor) -> float:
     return x.detach().float().square().mean().sqrt().item()
 
 
-def draw_diagnostics(folder: RunFolder) -> None:
-    """The records of a run's cells over its steps, as a picture in its folder."""
+TITLES = {
+    "activation": "activations (root mean square)",
+    "gradient": "gradients (root mean square)",
+    "largest_product": "largest product",
+    "scales": "residual scales",
+}
+
+
+def draw_diagnostics(runs: dict[str, RunFolder], path: Path) -> None:
+    """The cells of runs over their steps: a row of panels for each run, on common axes, a colour for each cell."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    records = [record for record in folder.records() if "cells" in record]
-    if not records:
+    found = {title: [r for r in folder.records() if "cells" in r] for title, folder in runs.items()}
+    found = {title: records for title, records in found.items() if records}
+    if not found:
         return
-    steps = [record["step"] for record in records]
-    names = list(records[0]["cells"])
-    colours = [colormaps["viridis"](i / max(len(names) - 1, 1)) for i in range(len(names))]
-    figure = Figure(figsize=(15, 3.6), layout="constrained")
-    panels = figure.subplots(1, 4)
-    titles = {
-        "activation": "activations (root mean square)",
-        "gradient": "gradients (root mean square)",
-        "largest_product": "largest product",
-    }
-    for axes, (key, title) in zip(panels, titles.items(), strict=False):
-        for name, colour in zip(names, colours, strict=True):
-            axes.plot(steps, [r["cells"][name].get(key, float("nan")) for r in records], color=colour, label=name)
-        axes.set_yscale("log")
-        axes.set_title(title)
-    for name, colour in zip(names, colours, strict=True):
-        scales = [r["cells"][name].get("scales", []) for r in records]
-        for values in zip(*scales, strict=True):
-            panels[3].plot(steps, values, color=colour, linewidth=0.9)
-    panels[3].set_title("residual scales")
-    for axes in panels:
+    figure = Figure(figsize=(15, 3.2 * len(found) + 0.4), layout="constrained")
+    panels = figure.subplots(len(found), len(TITLES), squeeze=False, sharex=True, sharey="col")
+    for row, (title, records) in zip(panels, found.items(), strict=True):
+        steps = [record["step"] for record in records]
+        names = list(records[0]["cells"])
+        for i, name in enumerate(names):
+            colour = colormaps["viridis"](i / max(len(names) - 1, 1))
+            cells = [record["cells"][name] for record in records]
+            for axes, key in zip(row[:3], TITLES, strict=False):
+                axes.plot(steps, [cell.get(key, float("nan")) for cell in cells], color=colour, label=name)
+            for values in zip(*(cell.get("scales", []) for cell in cells), strict=True):
+                row[3].plot(steps, values, color=colour, linewidth=0.9)
+        for axes, key in zip(row, TITLES, strict=True):
+            axes.set_title(f"{title}: {TITLES[key]}" if title else TITLES[key], fontsize=9)
+            axes.set_yscale("linear" if key == "scales" else "log")
+            axes.grid(alpha=0.3)
+        row[0].legend(fontsize=6)
+    for axes in panels[-1]:
         axes.set_xlabel("step")
-        axes.grid(alpha=0.3)
-    panels[0].legend(fontsize=6)
-    figure.savefig(folder.path / "diagnostics.png", dpi=110)
+    figure.savefig(path, dpi=110)

@@ -101,7 +101,7 @@ class Reporter:
 
     def close(self) -> None:
         if self.first and self.config.diagnostics:  # here, so that a run that diverged has its picture too
-            draw_diagnostics(self.folder)
+            draw_diagnostics({"": self.folder}, self.folder.path / "diagnostics.png")
         if self.bar is not None:
             self.bar.close()
         if self.tensorboard is not None:
