@@ -19,6 +19,7 @@ ROOMS = {
     "evaluation": {"models", "data"},
     "encrypted": {"circuit"},
     "bench": {"models"},
+    "segmentation": {"models", "data", "training"},
     "ablation": {"nn", "models", "data", "training", "recipes"},
     "recipes": {"training", "models", "data"},
 }

@@ -20,6 +20,7 @@ from polynext.distributed import Processes
 from polynext.recipes import recipe
 from polynext.training import (
     EmaConfig,
+    Interrupted,
     ModelConfig,
     TrainConfig,
     Trainer,
@@ -175,10 +176,10 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(tmp_path, monkeypatc
         step(self, micro_batches)
         steps += 1
         if steps == 3:
-            self.stop_signal = signal.SIGINT
+            self.stop.signal = signal.SIGINT
 
     monkeypatch.setattr(Trainer, "step", interrupt_after_three)
-    with pytest.raises(engine_module.Interrupted, match="--resume") as stop:
+    with pytest.raises(Interrupted, match="--resume") as stop:
         train(config, tmp_path / "parts", quiet=True)
     assert stop.value.exit_status == 130
     assert RunFolder(tmp_path / "parts").load_state()["progress"]["step"] == 3  # in the middle of an epoch

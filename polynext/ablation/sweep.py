@@ -60,8 +60,8 @@ class Sweep:
             in_an_epoch = len(load_examples(data, "train")) // train.batch_size
             epochs = math.ceil(self.steps / max(in_an_epoch, 1))
         log_steps = STEPS_BETWEEN_DIAGNOSTICS if self.diagnostics else train.log_steps
-        train = replace(train, data=data, epochs=epochs, diagnostics=self.diagnostics, log_steps=log_steps)
-        return replace(setup, train=train)
+        train = replace(train, data=data, epochs=epochs, evaluate_every=epochs)
+        return replace(setup, train=replace(train, diagnostics=self.diagnostics, log_steps=log_steps))
 
     def setup(self, name: str) -> Setup:
         """A row's, or of an unchanged family."""

@@ -14,6 +14,7 @@ COMMANDS = {
     "bench": "measure speed and memory of networks side by side",
     "export": "write a network as ONNX or a torch.export program, and check it",
     "ablate": "train the rows of the paper's ablation tables and compare them",
+    "segment": "train, evaluate and use a segmentation network",
     "circuit": "show a fully polynomial model as an arithmetic circuit",
     "encrypted": "run a fully polynomial model on encrypted images",
     "convert": "turn a published checkpoint into a safetensors file",

@@ -88,7 +88,7 @@ def evaluation_batches(
     yield from load(Prepared(examples, transform), chosen, workers)
 
 
-def load(prepared: Prepared, chosen: list[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+def load(prepared: Dataset, chosen: list[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     loader = DataLoader(
         prepared,
         batch_sampler=chosen,

@@ -9,7 +9,8 @@ from polynext.training.config import (
     from_yaml,
     to_yaml,
 )
-from polynext.training.engine import DivergedError, Interrupted, Trainer, train
+from polynext.training.engine import DivergedError, Trainer, train
+from polynext.training.stopping import Interrupted
 
 __all__ = [
     "DivergedError",

@@ -98,6 +98,7 @@ class TrainConfig:
         precision: of the forward pass: float32 or bf16 autocast.
         compile: with torch.compile.
         seed: of everything random.
+        evaluate_every: epochs between two evaluations; the last one is evaluated in any case.
         checkpoint_minutes: save this often inside an epoch too; 0 for at its end only.
         log_steps: optimiser steps between two lines of step metrics; 0 for none.
         diagnostics: with those also what happens inside each cell, and a picture of it.
@@ -116,13 +117,14 @@ class TrainConfig:
     precision: Literal["float32", "bf16"] = "bf16"
     compile: bool = True
     seed: int = 0
+    evaluate_every: int = 1
     checkpoint_minutes: float = 10.0
     log_steps: int = 50
     diagnostics: bool = False
     wandb: str = ""
 
 
-def to_yaml(config: TrainConfig) -> str:
+def to_yaml(config: Any) -> str:
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(v) for key, v in value.items()}
@@ -133,7 +135,7 @@ def to_yaml(config: TrainConfig) -> str:
     return yaml.safe_dump(plain(dataclasses.asdict(config)), sort_keys=False)
 
 
-def from_yaml(text: str, source: str = "the configuration") -> TrainConfig:
+def from_yaml(text: str, source: str = "the configuration", kind: type = TrainConfig) -> Any:
     """The config that `to_yaml` wrote; fields left out keep their defaults, an unknown one is an error."""
     try:
         values = yaml.safe_load(text)
@@ -141,7 +143,7 @@ def from_yaml(text: str, source: str = "the configuration") -> TrainConfig:
         raise PolyNeXtError(f"{source} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise PolyNeXtError(f"{source} holds no fields: expected what `polynext train --print-config` prints.")
-    return parse(TrainConfig, values, source, "")
+    return parse(kind, values, source, "")
 
 
 def parse(cls: Any, values: dict[str, Any], source: str, prefix: str) -> Any:

@@ -5,14 +5,11 @@ resumed, ends with the weights of one that was not.
 """
 
 import math
-import signal
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import timm
@@ -36,16 +33,9 @@ from polynext.training.optimizer import build_optimizer
 from polynext.training.profile import Profile
 from polynext.training.report import Reporter
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
+from polynext.training.stopping import StopRequest
 
 SKIPS_IN_A_ROW = 5
-
-
-class Interrupted(Exception):  # noqa: N818  (not an error: the user asked for it)
-    """A signal asked the run to stop; its state is saved."""
-
-    def __init__(self, signal_number: int, folder: Path):
-        super().__init__(f"stopped by signal {signal_number}, all saved: go on with `polynext train --resume {folder}`")
-        self.exit_status = 128 + signal_number
 
 
 class DivergedError(PolyNeXtError):
@@ -80,6 +70,8 @@ class Trainer:
         build: Callable[[TrainConfig, int], nn.Module] | None = None,
     ):
         self.config, self.folder, self.group = config, folder, group
+        if config.evaluate_every < 1:
+            raise PolyNeXtError(f"evaluate_every is {config.evaluate_every}: give at least 1 epoch.")
         self.accumulate = accumulation(config, group.count)
         self.train_examples = load_examples(config.data, "train")
         self.test_examples = load_examples(config.data, "test")
@@ -104,7 +96,7 @@ class Trainer:
         self.diagnostics = Diagnostics(self.model) if config.diagnostics else None
         self.last_cells: dict[str, CellRecord] | None = None
         self.profile = Profile(profile)
-        self.stop_signal = 0
+        self.stop = StopRequest(group, "polynext train", folder.path)
         self.skips_in_a_row = 0
         self.steps_per_epoch = len(self.train_examples) // config.batch_size
         self.saved_at = time.monotonic()
@@ -113,8 +105,8 @@ class Trainer:
         while self.progress.epoch < self.config.epochs:
             self.train_epoch(reporter)
             self.finish_epoch(reporter)
-            self.asked_to_stop()
-            self.stop_if_asked()
+            self.stop.asked()
+            self.stop.raise_if_asked()
 
     def train_epoch(self, reporter: Reporter) -> None:
         config, progress = self.config, self.progress
@@ -138,9 +130,9 @@ class Trainer:
             progress.batch += self.accumulate
             reporter.step(self)
             last = progress.batch // self.accumulate >= self.steps_per_epoch
-            if not last and (self.asked_to_stop() or self.time_to_save()):
+            if not last and (self.stop.asked() or self.time_to_save()):
                 self.save()
-                self.stop_if_asked()
+                self.stop.raise_if_asked()
 
     def step(self, micro_batches: list[tuple[Tensor, Tensor]]) -> None:
         """One optimiser step over the accumulated batches; left out if its loss or gradient is not finite."""
@@ -218,37 +210,40 @@ class Trainer:
         progress = self.progress
         totals = self.group.total(*progress.epoch_totals.values())
         loss, right, images = totals[0] / self.group.count / self.steps_per_epoch, totals[1], totals[2]
-        evaluation_start = time.monotonic()
-        raw, raw_loss = self.evaluate(self.model)
         record: dict[str, Any] = {
             "epoch": progress.epoch,
             "step": progress.step,
             "lr": self.optimizer.param_groups[0]["lr"],
             "train_loss": loss,
             "train_accuracy": 100 * right / max(images, 1),
-            "test_loss": raw_loss,
-            "test_accuracy": raw,
             "skipped_steps": progress.skipped,
         }
-        best, weights = raw, self.model.state_dict()
+        progress.epoch += 1
+        progress.batch = 0
+        progress.epoch_totals = Progress().epoch_totals
+        if progress.epoch == self.config.epochs or progress.epoch % self.config.evaluate_every == 0:
+            start = time.monotonic()
+            self.test(record)
+            reporter.pause(time.monotonic() - start)
+        if self.group.first:
+            self.folder.log(record)
+        self.save()
+        reporter.epoch(self, record)
+
+    def test(self, record: dict[str, Any]) -> None:
+        """Adds the accuracy on the test images, of the weights and their average, and keeps what is best so far."""
+        best, record["test_loss"] = self.evaluate(self.model)
+        record["test_accuracy"], weights = best, self.model.state_dict()
         if self.average is not None:
             record["ema_test_accuracy"], record["ema_test_loss"] = self.evaluate(self.average.module)
             if record["ema_test_accuracy"] > best:
                 best, weights = record["ema_test_accuracy"], self.average.module.state_dict()
-        reporter.pause(time.monotonic() - evaluation_start)
-        is_best = best > progress.best_accuracy
-        progress.best_accuracy = max(best, progress.best_accuracy)
-        progress.epoch += 1
-        progress.batch = 0
-        progress.epoch_totals = Progress().epoch_totals
+        about = {"model": self.config.model.name, "accuracy": f"{best:.4f}", "epoch": str(record["epoch"])}
         if self.group.first:
-            about = {"model": self.config.model.name, "accuracy": f"{best:.4f}", "epoch": str(record["epoch"])}
-            if is_best:
+            if best > self.progress.best_accuracy:
                 self.folder.save_weights("best", weights, **about)
             self.folder.save_weights("last", self.model.state_dict(), **about)
-            self.folder.log(record)
-        self.save()
-        reporter.epoch(self, record)
+        self.progress.best_accuracy = max(best, self.progress.best_accuracy)
 
     def evaluate(self, model: nn.Module) -> tuple[float, float]:
         loader = evaluation_batches(
@@ -260,17 +255,6 @@ class Trainer:
         )
         with self.profile("evaluation"), autocast(self.config, self.group):
             return measure_accuracy(model, loader, self.group)
-
-    def asked_to_stop(self) -> bool:
-        """Whether a signal reached any process; all of them then know."""
-        signals, processes_reached = self.group.total(self.stop_signal, bool(self.stop_signal))
-        if processes_reached:
-            self.stop_signal = int(signals / processes_reached)
-        return bool(self.stop_signal)
-
-    def stop_if_asked(self) -> None:
-        if self.stop_signal:
-            raise Interrupted(self.stop_signal, self.folder.path)
 
     def set_learning_rate(self, lr: float) -> None:
         for parameters in self.optimizer.param_groups:
@@ -332,7 +316,7 @@ def train(
             elif group.first:  # killed before its first state: from the beginning
                 folder.forget_after(0)
         reporter = Reporter(config, folder, group.first, quiet)
-        with signals(trainer):
+        with trainer.stop.listening():
             try:
                 trainer.run(reporter)
             finally:
@@ -416,23 +400,3 @@ def groups_of(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
         if len(group) == size:
             yield group
             group = []
-
-
-@contextmanager
-def signals(trainer: Trainer) -> Iterator[None]:
-    """While inside, SIGINT and SIGTERM let the step under way finish."""
-
-    def note(number: int, frame: FrameType | None) -> None:
-        trainer.stop_signal = number
-
-    try:
-        previous = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread, where signals do not arrive
-        warnings.warn("training outside the main thread cannot be interrupted cleanly", stacklevel=2)
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

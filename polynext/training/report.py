@@ -84,11 +84,12 @@ class Reporter:
             draw_curves(self.folder)
             self.drawn = time.monotonic()
         if not self.quiet:
+            test = f", test {record['test_accuracy']:.2f}%" if "test_accuracy" in record else ""
             ema = f", averaged {record['ema_test_accuracy']:.2f}%" if "ema_test_accuracy" in record else ""
             rate = self.rate()
             print(
                 f"epoch {record['epoch'] + 1}/{self.config.epochs}: loss {record['train_loss']:.4f}, "
-                f"train {record['train_accuracy']:.2f}%, test {record['test_accuracy']:.2f}%{ema}, "
+                f"train {record['train_accuracy']:.2f}%{test}{ema}, "
                 f"lr {record['lr']:.2e}, {rate:.0f} images/s, {self.time_left(trainer, rate)} left",
                 flush=True,
             )

@@ -1,0 +1,80 @@
+"""The authors' published segmentation networks: mmsegmentation's names become ours."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from polynext.errors import PolyNeXtError
+from polynext.models.checkpoints import read_checkpoint
+from polynext.models.published import StateDict, check_same_entries, rename_published, some
+from polynext.segmentation.upernet import UPerNet
+
+PARTS = {
+    r"decode_head\.psp_modules\.(\d)\.1": r"head.pyramid.\1",
+    r"decode_head\.bottleneck": "head.bottleneck",
+    r"decode_head\.lateral_convs\.(\d)": r"head.lateral.\1",
+    r"decode_head\.fpn_convs\.(\d)": r"head.smooth.\1",
+    r"decode_head\.fpn_bottleneck": "head.merge",
+    r"decode_head\.conv_seg": "head.classifier",
+    r"auxiliary_head\.convs\.0": "auxiliary.conv",
+    r"auxiliary_head\.conv_seg": "auxiliary.classifier",
+}
+# What classifies in the backbone's published network has no part in segmentation.
+UNUSED = ("norm.", "proj.", "head.")
+
+
+def is_published_segmentation(checkpoint: Mapping[str, Any]) -> bool:
+    return any(key.startswith("decode_head.") for key in state_of(checkpoint))
+
+
+def state_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = checkpoint.get("state_dict")
+    return inner if isinstance(inner, Mapping) else checkpoint
+
+
+def rename_segmentation(checkpoint: Mapping[str, Any]) -> StateDict:
+    """Our names for a published segmentation checkpoint's entries; one without a place here is an error."""
+    weights = {key: value for key, value in state_of(checkpoint).items() if isinstance(value, Tensor)}
+    renamed: StateDict = {}
+    backbone: StateDict = {}
+    unknown = []
+    for key, value in weights.items():
+        if match := re.fullmatch(r"backbone\.extra_norms\.(\d)\.(weight|bias)", key):
+            renamed[f"norms.{match[1]}.{match[2]}"] = value
+        elif key.startswith("backbone."):
+            inner = key.removeprefix("backbone.")
+            if not inner.startswith(UNUSED):
+                backbone[inner] = value
+        elif name := head_name(key):
+            renamed[name] = value
+        else:
+            unknown.append(key)
+    if unknown:
+        raise PolyNeXtError(f"the checkpoint has entries that no UPerNet has: {some(unknown)}; check what the file is.")
+    return renamed | {f"backbone.model.{key}": value for key, value in rename_published(backbone).items()}
+
+
+def head_name(key: str) -> str | None:
+    owner, _, leaf = key.rpartition(".")
+    inner = ""
+    for theirs, ours in ((".conv", "conv."), (".bn", "norm.")):
+        if owner.endswith(theirs):
+            owner, inner = owner.removesuffix(theirs), ours
+            break
+    for pattern, name in PARTS.items():
+        if match := re.fullmatch(pattern, owner):
+            return f"{match.expand(name)}.{inner}{leaf}"
+    return None
+
+
+def load_segmentation_weights(model: UPerNet, path: Path) -> None:
+    """Ours or the authors', strictly."""
+    checkpoint = read_checkpoint(path)
+    weights = rename_segmentation(checkpoint) if is_published_segmentation(checkpoint) else dict(checkpoint)
+    expected = {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}
+    given = {k: v for k, v in weights.items() if not k.endswith("num_batches_tracked")}
+    check_same_entries(given, expected, "this network")
+    model.load_state_dict(given, strict=False)

@@ -1,0 +1,47 @@
+"""Intersection over union, with pixels that do not count."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from polynext.distributed import Processes
+from polynext.segmentation.data import IGNORED
+
+
+@dataclass(frozen=True)
+class SegmentationScores:
+    """Per cent. A class that is nowhere, neither in a mask nor predicted, has no figure (nan) and is not averaged."""
+
+    images: int
+    iou: list[float]
+    accuracy: float
+
+    @property
+    def miou(self) -> float:
+        known = [value for value in self.iou if not math.isnan(value)]
+        return sum(known) / len(known)
+
+
+def score(predictions: Iterable[tuple[Tensor, Tensor]], classes: int, group: Processes) -> SegmentationScores:
+    """Pairs of predicted and true labels, each image once over all processes."""
+    counts = MulticlassConfusionMatrix(classes, ignore_index=IGNORED, sync_on_compute=False, validate_args=False).to(
+        group.device
+    )
+    images = 0
+    for predicted, wanted in predictions:
+        counts.update(predicted.flatten(), wanted.flatten().to(predicted.device))
+        images += 1
+    numbers = counts.confmat.double().flatten().tolist() if images else [0.0] * classes**2
+    total, *numbers = group.total(images, *numbers)
+    confusion = torch.tensor(numbers, dtype=torch.float64).reshape(classes, classes)
+    right = confusion.diag()
+    union = confusion.sum(dim=0) + confusion.sum(dim=1) - right
+    return SegmentationScores(
+        images=int(total),
+        iou=(100 * right / union).tolist(),  # 0 / 0 is nan
+        accuracy=float(100 * right.sum() / confusion.sum()),
+    )

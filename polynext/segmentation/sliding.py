@@ -1,0 +1,41 @@
+"""Large images through a window that slides over them."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def windows(length: int, window: int, stride: int) -> Iterator[slice]:
+    """Slices of `window` (or all, if that is less) that cover `length`; the last one ends where it does."""
+    for i in range(max(length - window + stride - 1, 0) // stride + 1):
+        end = min(i * stride + window, length)
+        yield slice(max(end - window, 0), end)
+
+
+def slide(network: Callable[[Tensor], Tensor], image: Tensor, window: int, stride: int) -> Tensor:
+    """Logits (B, classes, H, W) of (B, 3, H, W): in each place the mean over the windows that see it."""
+    height, width = image.shape[-2:]
+    total: Tensor | None = None
+    seen = image.new_zeros(1, 1, height, width)
+    for rows in windows(height, window, stride):
+        for columns in windows(width, window, stride):
+            logits = network(image[..., rows, columns])
+            if total is None:
+                total = logits.new_zeros(len(image), logits.shape[1], height, width)
+            total[..., rows, columns] += logits
+            seen[..., rows, columns] += 1
+    assert total is not None
+    return total / seen
+
+
+@torch.inference_mode()
+def predict(
+    network: Callable[[Tensor], Tensor], image: Tensor, size: tuple[int, int], window: int, stride: int
+) -> Tensor:
+    """The class of each pixel (height, width) for an image (3, H, W), at another size if wanted."""
+    logits = slide(network, image.unsqueeze(0), window, stride).float()
+    if tuple(logits.shape[-2:]) != size:
+        logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
+    return logits.argmax(dim=1)[0]

@@ -1,0 +1,101 @@
+"""From an image and its mask to what the network gets. Random numbers are Python's, seeded by the loader."""
+
+import random
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from polynext.segmentation.config import SegmentationDataConfig
+from polynext.segmentation.data import IGNORED
+
+CROP_TRIES = 10
+
+
+def fitted_size(size: tuple[int, int], longer: float, shorter: float) -> tuple[int, int]:
+    """(width, height) scaled, in proportion, to the largest that fits: longer edge by longer, shorter by shorter."""
+    factor = min(longer / max(size), shorter / min(size))
+    return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
+
+
+def normalised(image: np.ndarray, config: SegmentationDataConfig) -> Tensor:
+    """(H, W, 3) in 0 to 255 to (3, H, W)."""
+    mean, std = np.asarray(config.mean, np.float32), np.asarray(config.std, np.float32)
+    return torch.from_numpy((image.astype(np.float32) / 255 - mean) / std).permute(2, 0, 1).contiguous()
+
+
+class TrainingTransform:
+    """Resize by a random factor, crop, mirror, distort, normalise, pad to the crop's size."""
+
+    def __init__(self, config: SegmentationDataConfig):
+        self.config = config
+
+    def __call__(self, image: Image.Image, mask: np.ndarray) -> tuple[Tensor, Tensor]:
+        config = self.config
+        factor = random.uniform(*config.factors)
+        size = fitted_size(image.size, factor * config.resize[0], factor * config.resize[1])
+        pixels = np.asarray(image.resize(size, Image.Resampling.BILINEAR))
+        labels = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
+        pixels, labels = self.crop(pixels, labels)
+        if random.random() < config.hflip:
+            pixels, labels = pixels[:, ::-1], labels[:, ::-1]
+        if config.distortion:
+            pixels = distort(pixels)
+        height, width = labels.shape
+        x = torch.zeros(3, config.crop, config.crop)
+        y = torch.full((config.crop, config.crop), IGNORED, dtype=torch.long)
+        x[:, :height, :width] = normalised(pixels, config)
+        y[:height, :width] = torch.from_numpy(labels.astype(np.int64))
+        return x, y
+
+    def crop(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A random crop in which no class takes too much, if ten tries find one."""
+        side = self.config.crop
+        for _ in range(CROP_TRIES):
+            top = random.randint(0, max(labels.shape[0] - side, 0))
+            left = random.randint(0, max(labels.shape[1] - side, 0))
+            chosen = labels[top : top + side, left : left + side]
+            counts = np.bincount(chosen[chosen != IGNORED], minlength=1)
+            if (counts > 0).sum() > 1 and counts.max() < self.config.most_of_a_class * counts.sum():
+                break
+        return pixels[top : top + side, left : left + side], chosen
+
+
+def distort(pixels: np.ndarray) -> np.ndarray:
+    """Brightness, contrast (before or after the colours), saturation and hue, each at even odds."""
+    x = pixels.astype(np.float32)
+    if random.random() < 0.5:
+        x = clipped(x + random.uniform(-32, 32))
+    contrast_first = random.random() < 0.5
+    if contrast_first and random.random() < 0.5:
+        x = clipped(x * random.uniform(0.5, 1.5))
+    hsv = np.asarray(Image.fromarray(x.astype(np.uint8)).convert("HSV")).astype(np.float32)
+    if random.random() < 0.5:
+        hsv[..., 1] = clipped(hsv[..., 1] * random.uniform(0.5, 1.5))
+    if random.random() < 0.5:
+        hsv[..., 0] = (hsv[..., 0] + random.uniform(-18, 18) * 256 / 180) % 256  # 18 of the 180 steps of a circle
+    x = np.asarray(Image.fromarray(hsv.astype(np.uint8), "HSV").convert("RGB")).astype(np.float32)
+    if not contrast_first and random.random() < 0.5:
+        x = clipped(x * random.uniform(0.5, 1.5))
+    return x.astype(np.uint8)
+
+
+def clipped(x: np.ndarray) -> np.ndarray:
+    return np.clip(x, 0, 255)
+
+
+class TestTransform:
+    """Fit into the size for testing and normalise. The mask stays as it is: what is predicted is scaled to it."""
+
+    __test__ = False
+
+    def __init__(self, config: SegmentationDataConfig):
+        self.config = config
+
+    def __call__(self, image: Image.Image, mask: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self.image(image), torch.from_numpy(mask.astype(np.int64))
+
+    def image(self, image: Image.Image) -> Tensor:
+        size = fitted_size(image.size, *self.config.resize)
+        return normalised(np.asarray(image.resize(size, Image.Resampling.BILINEAR)), self.config)
