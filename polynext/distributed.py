@@ -1,12 +1,13 @@
 """One process or many, as torchrun started them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Processes:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
         return tensor.tolist()
+
+    def agree(self, tensors: Iterable[Tensor]) -> None:
+        """Gives all processes the first one's values, in place."""
+        if self.count > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
 
 @contextmanager

@@ -64,6 +64,9 @@ class SegmentationTrainer:
                 f"{len(self.train_pairs)} training images on {group.count} process(es) cannot make batches of "
                 f"{config.batch_size}: give another --batch-size."
             )
+        synchronised = group.count > 1 and group.device.type == "cuda"
+        if config.batch_size // group.count < 2 and not synchronised:
+            raise PolyNeXtError("batch norm needs at least two images in each process: give a larger --batch-size.")
         seed_everything(config.seed)
         self.model = build_model(config, len(self.train_pairs.classes)).to(group.device)
         self.model.to(memory_format=torch.channels_last)
@@ -72,14 +75,19 @@ class SegmentationTrainer:
         self.optimizer = build_optimizer(self.model, config)
         self.wrapped: nn.Module = self.model
         if group.count > 1:
-            if group.device.type == "cuda":
+            if synchronised:
                 self.wrapped = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
             self.wrapped = DistributedDataParallel(self.wrapped)
         self.step, self.best, self.skips = 0, -1.0, 0
         self.stop = StopRequest(group, "polynext segment train", folder.path)
+        self.tensorboard: Any = None
 
     def run(self, quiet: bool = False) -> None:
         config = self.config
+        if self.group.first:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.tensorboard = SummaryWriter(str(self.folder.path / "tensorboard"))
         shown = self.group.first and not quiet
         with tqdm(total=config.iterations, initial=self.step, disable=None if shown else True) as bar:
             for images, labels in self.batches():
@@ -148,6 +156,7 @@ class SegmentationTrainer:
         return mean
 
     def finish_round(self, shown: bool) -> None:
+        self.group.agree(self.model.buffers())  # batch norm's statistics, where they are each process's own
         scores = evaluate(self.model, self.val_pairs, self.config, self.group)
         self.log({"miou": scores.miou, "pixel_accuracy": scores.accuracy, "iou": scores.iou})
         if not self.group.first:
@@ -157,6 +166,7 @@ class SegmentationTrainer:
         if scores.miou > self.best:
             self.folder.save_weights("best", self.model.state_dict(), **metadata)
         self.best = max(self.best, scores.miou)
+        draw_curves(self.folder)
         if shown:
             tqdm.write(
                 f"iteration {self.step}: mIoU {scores.miou:.2f}, pixels {scores.accuracy:.2f}%, best {self.best:.2f}",
@@ -164,8 +174,12 @@ class SegmentationTrainer:
             )
 
     def log(self, values: dict[str, Any]) -> None:
-        if self.group.first:
-            self.folder.log({"step": self.step, **values})
+        if not self.group.first:
+            return
+        self.folder.log({"step": self.step, **values})
+        for name, value in values.items():
+            if isinstance(value, float):
+                self.tensorboard.add_scalar(name, value, self.step)
 
     def save(self) -> None:
         if self.group.first:
@@ -192,8 +206,12 @@ def train_segmentation(config: SegmentationConfig, out: Path, resume: bool = Fal
         state = folder.load_state() if resume else None
         if state is not None:
             trainer.restore(state)
-        with trainer.stop.listening():
-            trainer.run(quiet)
+        try:
+            with trainer.stop.listening():
+                trainer.run(quiet)
+        finally:
+            if trainer.tensorboard is not None:
+                trainer.tensorboard.close()
         if group.first and not quiet:
             print(f"best mIoU {trainer.best:.2f}: {out / 'best.safetensors'}")
     return out
@@ -263,6 +281,21 @@ def evaluate(model: nn.Module, pairs: Pairs, config: SegmentationConfig, group: 
                 yield predict(model, image, (mask.shape[0], mask.shape[1]), data.crop, data.stride), mask
 
     return score(predictions(), len(pairs.classes), group)
+
+
+def draw_curves(folder: RunFolder) -> None:
+    """Loss and mIoU by iteration, as a picture in the run's folder."""
+    from matplotlib.figure import Figure
+
+    records = folder.records()
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    for axes, key, title in zip(figure.subplots(1, 2), ("loss", "miou"), ("loss", "mIoU (%)"), strict=True):
+        known = [record for record in records if key in record]
+        axes.plot([r["step"] for r in known], [r[key] for r in known], marker="." if key == "miou" else "")
+        axes.set_title(title)
+        axes.set_xlabel("iteration")
+        axes.grid(alpha=0.3)
+    figure.savefig(folder.path / "curves.png", dpi=110)
 
 
 def scores_to_json(scores: SegmentationScores, classes: tuple[str, ...]) -> dict[str, Any]:
