@@ -56,17 +56,24 @@ class Row:
 # Modules (Table 3)
 
 
-class Fused(Blocks):
-    """Something else than the Hadamard product in every PolyConv and PolyMLP."""
+class WithConv(Blocks):
+    """Another module in place of PolyConv, built from its width, ratio and coarse kernel."""
 
-    def __init__(self, fuse: Fusion):
-        self.fuse = fuse
+    def __init__(self, conv: Callable[..., nn.Module]):
+        self.conv = conv
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         if stage.mixer == "attention":
             return super().mixer(stage, size, **dd)
-        norm = self.norm(size)
-        return FusedConv(stage.width, stage.conv_ratio, stage.coarse_kernel, norm=norm, fuse=self.fuse, **dd)
+        return self.conv(stage.width, stage.conv_ratio, stage.coarse_kernel, norm=self.norm(size), **dd)
+
+
+class Fused(WithConv):
+    """Something else than the Hadamard product in every PolyConv and PolyMLP."""
+
+    def __init__(self, fuse: Fusion):
+        super().__init__(partial(FusedConv, fuse=fuse))
+        self.fuse = fuse
 
     def mlp(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         return FusedMLP(stage.width, stage.mlp_ratio, norm=self.norm(size), fuse=self.fuse, **dd)
@@ -91,30 +98,6 @@ class WithGeluMLP(Blocks):
         return GeluMLP(stage.width, stage.mlp_ratio, norm=norm, **dd)
 
 
-class WithConv(Blocks):
-    """Another module in place of PolyConv, built from the same width and ratio."""
-
-    def __init__(self, conv: Callable[..., nn.Module]):
-        self.conv = conv
-
-    def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
-        if stage.mixer == "attention":
-            return super().mixer(stage, size, **dd)
-        return self.conv(stage.width, stage.conv_ratio, norm=self.norm(size), **dd)
-
-
-class WithPolyConv(Blocks):
-    """Another kind of PolyConv, with its stage's kernel."""
-
-    def __init__(self, conv: Callable[..., nn.Module]):
-        self.conv = conv
-
-    def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
-        if stage.mixer == "attention":
-            return super().mixer(stage, size, **dd)
-        return self.conv(stage.width, stage.conv_ratio, stage.coarse_kernel, norm=self.norm(size), **dd)
-
-
 class WithAttention(Blocks):
     """Another module in place of PolyAttention, built from the width."""
 
@@ -125,6 +108,10 @@ class WithAttention(Blocks):
         if stage.mixer == "attention":
             return self.attention(stage.width, norm=self.norm(size), **dd)
         return super().mixer(stage, size, **dd)
+
+
+def without_coarse_kernel(conv: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    return lambda channels, ratio, coarse_kernel, **options: conv(channels, ratio, **options)
 
 
 def standard_attention(channels: int, **options: Any) -> nn.Module:
@@ -148,7 +135,7 @@ MODULES = [
     Row("mlp-gelu", "modules", "cpolynext", "PolyMLP -> MLP+GELU, post-norm, warmup", gelu_mlp_with_norm),
     Row(
         "sepconv-gelu", "modules", "cpolynext", "PolyConv -> SepConv+GELU",
-        lambda s: with_blocks(s, WithConv, conv=SeparableConv),
+        lambda s: with_blocks(s, WithConv, conv=without_coarse_kernel(SeparableConv)),
     ),
     Row(
         "gelu-one-branch", "modules", "cpolynext", "GELU on one branch",
@@ -164,7 +151,7 @@ MODULES = [
     ),
     Row(
         "fine-only", "modules", "cpolynext", "fine branch only",
-        lambda s: with_blocks(s, WithConv, conv=FineConv),
+        lambda s: with_blocks(s, WithConv, conv=without_coarse_kernel(FineConv)),
     ),
     Row(
         "addition", "modules", "cpolynext", "Hadamard -> addition",
@@ -342,11 +329,11 @@ def halving(entries: int) -> tuple[float, ...]:
 FURTHER = [
     Row(
         "no-flip", "further", "cpolynext", "no channel flip",
-        lambda s: with_blocks(s, WithPolyConv, conv=UnflippedConv),
+        lambda s: with_blocks(s, WithConv, conv=UnflippedConv),
     ),
     Row(
         "no-dilation", "further", "cpolynext", "coarse branch without dilation",
-        lambda s: with_blocks(s, WithPolyConv, conv=partial(PolyConv, dilation=1)),
+        lambda s: with_blocks(s, WithConv, conv=partial(PolyConv, dilation=1)),
     ),
     Row("scales-half", "further", "cpolynext", "all scales start at 1/2", with_scales(lambda n: (0.0,) * n)),
     Row("scales-falling", "further", "cpolynext", "logits start at 0, -1/2, -1, ...", with_scales(falling)),

@@ -7,6 +7,7 @@
 A run with a result is not run again, unless that is an error; one without goes on where it was.
 """
 
+import functools
 import json
 import math
 import multiprocessing
@@ -24,13 +25,18 @@ import torch
 
 from polynext.ablation.rows import ROWS
 from polynext.ablation.setup import FAMILIES, Setup, baselines
-from polynext.data import load_examples
+from polynext.data import DataConfig, load_examples
 from polynext.errors import PolyNeXtError
 from polynext.training import DivergedError, Interrupted, train
 from polynext.training.folder import RunFolder, write_atomically
 
 SECONDS_BETWEEN_LOOKS = 0.5
 STEPS_BETWEEN_DIAGNOSTICS = 10
+
+
+@functools.cache
+def training_images(data: DataConfig) -> int:
+    return len(load_examples(data, "train"))
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Sweep:
         data = replace(train.data, limit=self.images, root=Path(self.root) if self.root else train.data.root)
         epochs = train.epochs
         if self.steps:
-            in_an_epoch = len(load_examples(data, "train")) // train.batch_size
+            in_an_epoch = training_images(data) // train.batch_size
             epochs = math.ceil(self.steps / max(in_an_epoch, 1))
         log_steps = STEPS_BETWEEN_DIAGNOSTICS if self.diagnostics else train.log_steps
         train = replace(train, data=data, epochs=epochs, evaluate_every=epochs)

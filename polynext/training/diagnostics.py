@@ -93,10 +93,12 @@ def draw_diagnostics(runs: dict[str, RunFolder], path: Path) -> None:
             for values in zip(*(cell.get("scales", []) for cell in cells), strict=True):
                 row[3].plot(steps, values, color=colour, linewidth=0.9)
         for axes, key in zip(row, TITLES, strict=True):
-            axes.set_title(f"{title}: {TITLES[key]}" if title else TITLES[key], fontsize=9)
             axes.set_yscale("linear" if key == "scales" else "log")
             axes.grid(alpha=0.3)
+        row[0].set_ylabel(title)
         row[0].legend(fontsize=6)
+    for axes, title in zip(panels[0], TITLES.values(), strict=True):
+        axes.set_title(title, fontsize=10)
     for axes in panels[-1]:
         axes.set_xlabel("step")
     figure.savefig(path, dpi=110)
