@@ -41,6 +41,13 @@ def test_replacing_keeps_the_cost(name: str, modules: dict[str, int], match) -> 
     assert str(found).count("%") == 2
 
 
+def test_one_kind_alone_and_other_channels() -> None:
+    model = timm.create_model("convnextv2_atto", in_chans=1, num_classes=3, device="meta")
+    _, found = polynext.replace_mixers(model, attention=None, mlp=None)
+    assert set(found.replaced.values()) == {"PolyConv"}
+    assert abs(found.parameter_change) < 0.03
+
+
 def small_caformer() -> nn.Module:
     return metaformer.MetaFormer(
         depths=(1, 1, 1, 1),

@@ -52,7 +52,10 @@ class Replacement:
 
 @dataclass
 class Slot:
-    """A place for a polynomial module. `make(size)` builds one; its inner width grows with size, 1 being the usual."""
+    """A place for a polynomial module. `make(size)` builds one; its inner width grows with size, 1 being the usual.
+
+    The modules truncate channels times ratio: half a channel more keeps the whole number on its side.
+    """
 
     owner: nn.Module
     attribute: str
@@ -101,11 +104,14 @@ def replace_mixers(
     before = count_parameters(model), count_macs(model, input_size)
     measure_slots(model, groups, match, input_size)
     replaced = {}
+    sizes: dict[Any, float] = {}  # most blocks are like others
     for group in groups:
-        size = matching_size(group, match)
+        kind = tuple((slot.attribute, type(slot.old), slot.cost, slot.input_shape) for slot in group)
+        if kind not in sizes:
+            sizes[kind] = matching_size(group, match)
         for slot in group:
             old = next(slot.old.parameters(), torch.empty(0))
-            new = slot.make(size, device=old.device, dtype=old.dtype).train(model.training)
+            new = slot.make(sizes[kind], device=old.device, dtype=old.dtype).train(model.training)
             setattr(slot.owner, slot.attribute, new)
             replaced[slot.name] = innermost(new)
     keep_maps(model)
@@ -125,14 +131,16 @@ def find_groups(model: nn.Module, conv: Maker | None, attention: Maker | None, m
     prefix = getattr(model, "num_prefix_tokens", 0)
 
     def conv_slot(block: nn.Module, attribute: str, name: str, channels: int) -> Slot:
-        assert conv is not None
-        return Slot(block, attribute, name, lambda size, **dd: conv(channels, ratio=size, **dd))
+        def make(size: float, **dd: Any) -> nn.Module:
+            assert conv is not None
+            return conv(channels, ratio=(max(1, round(channels * size)) + 0.5) / channels, **dd)
+
+        return Slot(block, attribute, name, make)
 
     def mlp_slot(block: nn.Module, name: str, channels: int, on_maps: bool) -> Slot:
         def make(size: float, **dd: Any) -> nn.Module:
             assert mlp is not None
-            ratio = (2 * max(1, round(channels * size)) + 0.5) / channels  # its two branches are of one width
-            made = mlp(channels, ratio=ratio, **dd)
+            made = mlp(channels, ratio=(2 * max(1, round(channels * size)) + 0.5) / channels, **dd)
             return made if on_maps else ChannelsLast(made)
 
         return Slot(block, "mlp", name, make)
@@ -235,8 +243,10 @@ def map_shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def image_size(model: nn.Module) -> tuple[int, int, int]:
+    """What the network is made for: its first convolution knows the channels, its config the size."""
     cfg: Any = getattr(model, "pretrained_cfg", None) or {}
-    return tuple(cfg.get("input_size", (3, 224, 224)))
+    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
+    return channels, *cfg.get("input_size", (3, 224, 224))[1:]
 
 
 def innermost(module: nn.Module) -> str:
