@@ -118,7 +118,7 @@ def comparison(measured: Sequence[Measurement]) -> str:
             m.candidate.model,
             m.candidate.engine,
             f"{m.parameters / 1e6:.2f}",
-            f"{m.macs / 1e9:.3f}",
+            f"{m.macs / 1e9:.3f}" if m.macs >= 1e8 else f"{m.macs / 1e9:.5f}",
             f"{m.throughput:.4g}",
             percent(m.batch.spread),
             f"{m.throughput / first.throughput:.2f}",
