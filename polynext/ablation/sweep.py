@@ -124,6 +124,7 @@ def run_sweep(
     sweep: Sweep, runs: Sequence[Run], out: Path, processes: int = 1, tell: Callable[[Run], None] = lambda run: None
 ) -> None:
     """Trains all runs that have no result yet, so many at a time, and tells of each when it is over."""
+    training_images(sweep.baseline(FAMILIES[0]).train.data)  # missing data is one mistake, not one of every run
     open_sweep(out, sweep)
     pending = [run for run in runs if not run.finished(out)]
     for run in pending:  # an error of another time is not this one's
