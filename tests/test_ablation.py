@@ -213,14 +213,22 @@ def test_a_dead_process_is_replaced(tmp_path: Path, monkeypatch) -> None:
     runs = all_runs(["addition"], seeds=1)
     run_sweep(QUICK, runs, tmp_path)
     assert "its process died with status 3" in runs[0].result(tmp_path)["error"]
-    assert runs[1].result(tmp_path) == {"accuracy": 50.0}
+    assert runs[1].result(tmp_path) == {"accuracy": 50.0, "seconds": 1.0}
+
+
+def test_failed_runs_show_in_the_exit_status(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sweep_module, "train_runs", die_of_the_first)
+    with pytest.raises(SystemExit) as stop:
+        main(["ablate", "addition", "--seeds", "1", "--budget", "1", "--out", str(tmp_path)])
+    assert stop.value.code == 1
+    assert "1 run(s) failed: the same command tries them again" in capsys.readouterr().err
 
 
 def die_of_the_first(sweep: Sweep, runs: list[Run], out: Path, threads: int) -> None:
     for run in runs:
         if run.name == "cpolynext":
             os._exit(3)
-        sweep_module.write_result(run, out, {"accuracy": 50.0})
+        sweep_module.write_result(run, out, {"accuracy": 50.0, "seconds": 1.0})
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def test_fields_are_set_on_the_command_line(capsys) -> None:
         (["train", "sifar10"], "there is no recipe 'sifar10'"),
         (["train", "absent.yaml"], "there is no file absent.yaml"),
         (["train", "--resume", "nowhere"], "there is no file nowhere/config.yaml"),
+        (["train", "--resume=nowhere"], "there is no file nowhere/config.yaml"),
         (["train", "digits", "--resume", "nowhere"], "both the recipe 'digits' and --resume"),
         (["train", "--batch-size", "100", "--out", "OUT"], "a batch of 100 cannot be made of 1 process"),
         (["train", "--batch-size", "4096", "--out", "OUT"], "fewer than one batch of 4096"),

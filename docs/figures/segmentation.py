@@ -25,7 +25,7 @@ def coloured(labels: np.ndarray, colours: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("runs", nargs="+")
     parser.add_argument("--images", nargs="+", type=int, default=[0, 25, 50])
     parser.add_argument("--out", type=Path, default=Path("segmentation.png"))
     args = parser.parse_args()

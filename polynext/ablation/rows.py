@@ -25,7 +25,7 @@ from polynext.ablation.parts import (
     gelu_both_branches,
     gelu_one_branch,
 )
-from polynext.ablation.setup import Setup, widened, with_blocks
+from polynext.ablation.setup import Setup, widened
 from polynext.models.network import (
     Blocks,
     Downsampling,
@@ -51,6 +51,15 @@ class Row:
     family: str
     what: str
     change: Change
+
+
+def rows(table: Table, family: str, *entries: tuple[str, str, Change]) -> list[Row]:
+    """Rows of one table and family, each by its name, what changes, and the change."""
+    return [Row(name, table, family, what, change) for name, what, change in entries]
+
+
+def built_by(blocks: Blocks) -> Change:
+    return lambda setup: replace(setup, blocks=blocks)
 
 
 # Modules (Table 3)
@@ -120,6 +129,10 @@ def standard_attention(channels: int, **options: Any) -> nn.Module:
     return StandardAttention(channels, heads, **options)
 
 
+def with_kernel(**options: Any) -> Change:
+    return built_by(WithAttention(partial(PolyAttention, **options)))
+
+
 def with_warmup(setup: Setup) -> Setup:
     """At least a sixtieth of the run (five epochs of 300) as warmup."""
     train = setup.train
@@ -128,54 +141,27 @@ def with_warmup(setup: Setup) -> Setup:
 
 
 def gelu_mlp_with_norm(setup: Setup) -> Setup:
-    return with_warmup(with_blocks(setup, WithGeluMLP, post_norm=True))
+    return with_warmup(replace(setup, blocks=WithGeluMLP(post_norm=True)))
 
 
 MODULES = [
-    Row("mlp-gelu", "modules", "cpolynext", "PolyMLP -> MLP+GELU, post-norm, warmup", gelu_mlp_with_norm),
-    Row(
-        "sepconv-gelu", "modules", "cpolynext", "PolyConv -> SepConv+GELU",
-        lambda s: with_blocks(s, WithConv, conv=without_coarse_kernel(SeparableConv)),
+    *rows(
+        "modules", "cpolynext",
+        ("mlp-gelu", "PolyMLP -> MLP+GELU, post-norm, warmup", gelu_mlp_with_norm),
+        ("sepconv-gelu", "PolyConv -> SepConv+GELU", built_by(WithConv(without_coarse_kernel(SeparableConv)))),
+        ("gelu-one-branch", "GELU on one branch", built_by(Fused(gelu_one_branch))),
+        ("gelu-after-product", "GELU after the product", built_by(Fused(gelu_after_product))),
+        ("gelu-both-branches", "GELU on both branches", built_by(Fused(gelu_both_branches))),
+        ("fine-only", "fine branch only", built_by(WithConv(without_coarse_kernel(FineConv)))),
+        ("addition", "Hadamard -> addition", built_by(Added())),
     ),
-    Row(
-        "gelu-one-branch", "modules", "cpolynext", "GELU on one branch",
-        lambda s: with_blocks(s, Fused, fuse=gelu_one_branch),
-    ),
-    Row(
-        "gelu-after-product", "modules", "cpolynext", "GELU after the product",
-        lambda s: with_blocks(s, Fused, fuse=gelu_after_product),
-    ),
-    Row(
-        "gelu-both-branches", "modules", "cpolynext", "GELU on both branches",
-        lambda s: with_blocks(s, Fused, fuse=gelu_both_branches),
-    ),
-    Row(
-        "fine-only", "modules", "cpolynext", "fine branch only",
-        lambda s: with_blocks(s, WithConv, conv=without_coarse_kernel(FineConv)),
-    ),
-    Row(
-        "addition", "modules", "cpolynext", "Hadamard -> addition",
-        lambda s: with_blocks(s, Added),
-    ),
-    Row(
-        "attention-mlp-gelu", "modules", "apolynext", "PolyMLP -> MLP+GELU",
-        lambda s: with_blocks(s, WithGeluMLP, post_norm=False),
-    ),
-    Row(
-        "standard-attention", "modules", "apolynext", "PolyAttn -> standard attention",
-        lambda s: with_blocks(s, WithAttention, attention=standard_attention),
-    ),
-    Row(
-        "softmax-kernel", "modules", "apolynext", "polynomial kernel -> softmax",
-        lambda s: with_blocks(s, WithAttention, attention=partial(PolyAttention, normalisation="softmax")),
-    ),
-    Row(
-        "degree-3", "modules", "apolynext", "kernel of degree 3",
-        lambda s: with_blocks(s, WithAttention, attention=partial(PolyAttention, p=3)),
-    ),
-    Row(
-        "degree-5", "modules", "apolynext", "kernel of degree 5",
-        lambda s: with_blocks(s, WithAttention, attention=partial(PolyAttention, p=5)),
+    *rows(
+        "modules", "apolynext",
+        ("attention-mlp-gelu", "PolyMLP -> MLP+GELU", built_by(WithGeluMLP(post_norm=False))),
+        ("standard-attention", "PolyAttn -> standard attention", built_by(WithAttention(standard_attention))),
+        ("softmax-kernel", "polynomial kernel -> softmax", with_kernel(normalisation="softmax")),
+        ("degree-3", "kernel of degree 3", with_kernel(p=3)),
+        ("degree-5", "kernel of degree 5", with_kernel(p=5)),
     ),
 ]  # fmt: skip
 
@@ -213,30 +199,16 @@ class WithoutCellNorm(Blocks):
         return nn.Identity()
 
 
-STABILISATION = [
-    Row(
-        "learnable-scale", "stabilisation", "cpolynext", "Sigmoid-Scale -> learnable scalar",
-        lambda s: with_blocks(s, WithLearnableScale),
-    ),
-    Row(
-        "layerscale-small", "stabilisation", "cpolynext", "Sigmoid-Scale -> LayerScale 1e-6",
-        lambda s: with_blocks(s, WithLayerScale, start=1e-6),
-    ),
-    Row(
-        "layerscale-one", "stabilisation", "cpolynext", "Sigmoid-Scale -> LayerScale 1.0",
-        lambda s: with_blocks(s, WithLayerScale, start=1.0),
-    ),
-    Row(
-        "single-input", "stabilisation", "cpolynext", "no multi-input skip",
-        lambda s: with_blocks(s, SingleInput),
-    ),
-    Row(
-        "no-cell-norm", "stabilisation", "cpolynext", "no norm before the cell",
-        lambda s: with_blocks(s, WithoutCellNorm),
-    ),
-    Row("wider-2", "stabilisation", "cpolynext", "wider, 2 stacks a cell", partial(widened, stacks=2)),
-    Row("wider-1", "stabilisation", "cpolynext", "wider, 1 stack a cell", partial(widened, stacks=1)),
-]  # fmt: skip
+STABILISATION = rows(
+    "stabilisation", "cpolynext",
+    ("learnable-scale", "Sigmoid-Scale -> learnable scalar", built_by(WithLearnableScale())),
+    ("layerscale-small", "Sigmoid-Scale -> LayerScale 1e-6", built_by(WithLayerScale(1e-6))),
+    ("layerscale-one", "Sigmoid-Scale -> LayerScale 1.0", built_by(WithLayerScale(1.0))),
+    ("single-input", "no multi-input skip", built_by(SingleInput())),
+    ("no-cell-norm", "no norm before the cell", built_by(WithoutCellNorm())),
+    ("wider-2", "wider, 2 stacks a cell", partial(widened, stacks=2)),
+    ("wider-1", "wider, 1 stack a cell", partial(widened, stacks=1)),
+)  # fmt: skip
 
 
 # Cross-recipe (Table 5). Optimiser: with its rate, decay, clipping and warmup. Regularisation: everything else.
@@ -261,47 +233,30 @@ def regularisation_of(source: str) -> Change:
     return change
 
 
-def both(*changes: Change) -> Change:
-    def change(setup: Setup) -> Setup:
-        for one in changes:
-            setup = one(setup)
-        return setup
-
-    return change
+def recipe_of(source: str) -> Change:
+    return lambda setup: regularisation_of(source)(optimizer_of(source)(setup))
 
 
 RECIPES = [
-    Row(
-        "cpolynext-convformer-optimizer", "recipes", "cpolynext-s", "CPolyNeXt, ConvFormer's optimiser",
-        optimizer_of("convformer_s18"),
+    *rows(
+        "recipes", "cpolynext-s",
+        ("cpolynext-convformer-optimizer", "CPolyNeXt, ConvFormer's optimiser", optimizer_of("convformer_s18")),
     ),
-    Row(
-        "apolynext-convformer-optimizer", "recipes", "apolynext-s", "APolyNeXt, ConvFormer's optimiser",
-        optimizer_of("convformer_s18"),
+    *rows(
+        "recipes", "apolynext-s",
+        ("apolynext-convformer-optimizer", "APolyNeXt, ConvFormer's optimiser", optimizer_of("convformer_s18")),
     ),
-    Row(
-        "convformer-our-optimizer", "recipes", "convformer", "ConvFormer-S18, our optimiser",
-        optimizer_of("cpolynext_small"),
+    *rows(
+        "recipes", "convformer",
+        ("convformer-our-optimizer", "ConvFormer-S18, our optimiser", optimizer_of("cpolynext_small")),
+        ("convformer-our-regularisation", "ConvFormer-S18, our regularisation", regularisation_of("cpolynext_small")),
+        ("convformer-our-recipe", "ConvFormer-S18, our full recipe", recipe_of("cpolynext_small")),
     ),
-    Row(
-        "convformer-our-regularisation", "recipes", "convformer", "ConvFormer-S18, our regularisation",
-        regularisation_of("cpolynext_small"),
-    ),
-    Row(
-        "convformer-our-recipe", "recipes", "convformer", "ConvFormer-S18, our full recipe",
-        both(optimizer_of("cpolynext_small"), regularisation_of("cpolynext_small")),
-    ),
-    Row(
-        "caformer-our-optimizer", "recipes", "caformer", "CAFormer-S18, our optimiser",
-        optimizer_of("apolynext_small"),
-    ),
-    Row(
-        "caformer-our-regularisation", "recipes", "caformer", "CAFormer-S18, our regularisation",
-        regularisation_of("apolynext_small"),
-    ),
-    Row(
-        "caformer-our-recipe", "recipes", "caformer", "CAFormer-S18, our full recipe",
-        both(optimizer_of("apolynext_small"), regularisation_of("apolynext_small")),
+    *rows(
+        "recipes", "caformer",
+        ("caformer-our-optimizer", "CAFormer-S18, our optimiser", optimizer_of("apolynext_small")),
+        ("caformer-our-regularisation", "CAFormer-S18, our regularisation", regularisation_of("apolynext_small")),
+        ("caformer-our-recipe", "CAFormer-S18, our full recipe", recipe_of("apolynext_small")),
     ),
 ]  # fmt: skip
 
@@ -327,32 +282,23 @@ def halving(entries: int) -> tuple[float, ...]:
 
 
 FURTHER = [
-    Row(
-        "no-flip", "further", "cpolynext", "no channel flip",
-        lambda s: with_blocks(s, WithConv, conv=UnflippedConv),
+    *rows(
+        "further", "cpolynext",
+        ("no-flip", "no channel flip", built_by(WithConv(UnflippedConv))),
+        ("no-dilation", "coarse branch without dilation", built_by(WithConv(partial(PolyConv, dilation=1)))),
+        ("scales-half", "all scales start at 1/2", with_scales(lambda n: (0.0,) * n)),
+        ("scales-falling", "logits start at 0, -1/2, -1, ...", with_scales(falling)),
+        ("scales-halving", "scales start at 1/2, 1/2, 1/4, 1/8, ...", with_scales(halving)),
+        ("position-norm", "LayerNorm -> position norm (fully polynomial)", built_by(FullyPolynomialBlocks())),
     ),
-    Row(
-        "no-dilation", "further", "cpolynext", "coarse branch without dilation",
-        lambda s: with_blocks(s, WithConv, conv=partial(PolyConv, dilation=1)),
-    ),
-    Row("scales-half", "further", "cpolynext", "all scales start at 1/2", with_scales(lambda n: (0.0,) * n)),
-    Row("scales-falling", "further", "cpolynext", "logits start at 0, -1/2, -1, ...", with_scales(falling)),
-    Row("scales-halving", "further", "cpolynext", "scales start at 1/2, 1/2, 1/4, 1/8, ...", with_scales(halving)),
-    Row(
-        "position-norm", "further", "cpolynext", "LayerNorm -> position norm (fully polynomial)",
-        lambda s: replace(s, blocks=FullyPolynomialBlocks()),
-    ),
-    Row(
-        "degree-2", "further", "apolynext", "kernel of degree 2",
-        lambda s: with_blocks(s, WithAttention, attention=partial(PolyAttention, p=2)),
-    ),
-    Row(
-        "degree-6", "further", "apolynext", "kernel of degree 6",
-        lambda s: with_blocks(s, WithAttention, attention=partial(PolyAttention, p=6)),
-    ),
-    Row(
-        "attention-position-norm", "further", "apolynext", "LayerNorm -> position norm, l1 -> row sums",
-        lambda s: replace(s, blocks=FullyPolynomialBlocks()),
+    *rows(
+        "further", "apolynext",
+        ("degree-2", "kernel of degree 2", with_kernel(p=2)),
+        ("degree-6", "kernel of degree 6", with_kernel(p=6)),
+        (
+            "attention-position-norm", "LayerNorm -> position norm, l1 -> row sums",
+            built_by(FullyPolynomialBlocks()),
+        ),
     ),
 ]  # fmt: skip
 

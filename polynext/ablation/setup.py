@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import timm
 from torch import nn
@@ -159,7 +157,3 @@ def width_step(stage: StageConfig) -> int:
 def nearest_width(width: float, stage: StageConfig) -> int:
     step = width_step(stage)
     return max(step, step * round(width / step))
-
-
-def with_blocks(setup: Setup, blocks: type[Blocks], **options: Any) -> Setup:
-    return replace(setup, blocks=partial(blocks, **options)())

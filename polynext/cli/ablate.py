@@ -76,6 +76,10 @@ def main(
     else:
         print(table(HEADER, table_rows(outcomes), left=(0, 1, 7)))
         print(f"\n{folder / 'report.json'}, {folder / 'report.png'}")
+    failed = sum(len(one.errors) for one in outcomes)
+    if failed and not report:
+        print(f"polynext ablate: {failed} run(s) failed: the same command tries them again", file=sys.stderr)
+        raise SystemExit(1)
 
 
 def train_all(sweep: Sweep, runs: list[Run], folder: Path, processes: int) -> None:

@@ -2,9 +2,8 @@
 
 import json as jsonlib
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,21 +11,22 @@ import numpy as np
 import torch
 import tyro
 
+from polynext.cli.configured import ConfiguredCommand, Options
 from polynext.cli.table import table
 from polynext.data.sets import read_image
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
-from polynext.segmentation.checkpoints import load_segmentation_weights
+from polynext.segmentation.checkpoints import load_segmentation_weights, stored_classes
 from polynext.segmentation.config import SegmentationConfig
-from polynext.segmentation.data import load_pairs
+from polynext.segmentation.data import class_names, load_pairs
 from polynext.segmentation.engine import evaluate, scores_to_json, train_segmentation
 from polynext.segmentation.overlay import draw_overlay
 from polynext.segmentation.recipes import RECIPES, segmentation_recipe
 from polynext.segmentation.sliding import predict
 from polynext.segmentation.transforms import TestTransform
 from polynext.segmentation.upernet import UPerNet
-from polynext.training import Interrupted, from_yaml, to_yaml
 
+DEFAULT = "ade20k"
 USAGE = """usage: polynext segment COMMAND [OPTIONS]
 
 Semantic segmentation with UPerNet on any backbone.
@@ -38,63 +38,44 @@ Semantic segmentation with UPerNet on any backbone.
 polynext segment COMMAND --help tells what a command takes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to run, beside what to run.
+TRAIN = f"""Train UPerNet by a recipe: `polynext segment train [RECIPE] [OPTIONS]`.
 
-    Attributes:
-        config: every field of the run.
-        out: folder of the run; runs/segment-RECIPE-TIME by default.
-        resume: folder of an interrupted run, to go on with.
-        print_config: show the resolved config as YAML and stop.
-    """
-
-    config: Annotated[SegmentationConfig, tyro.conf.arg(name="")]
-    out: Path | None = None
-    resume: Path | None = None
-    print_config: bool = False
+RECIPE is one of {", ".join(RECIPES)}, or a YAML file that an earlier run wrote; {DEFAULT} without one. Every field of
+the config below can be set. Several processes: `torchrun --nproc-per-node N -m polynext segment train ...`."""
 
 
-def train(arguments: list[str]) -> int:
-    name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    if "--resume" in arguments[:-1]:
-        config = read_config(Path(arguments[arguments.index("--resume") + 1]) / "config.yaml")
-    elif name is not None and name.endswith((".yaml", ".yml")):
-        config = read_config(Path(name))
+def start(options: Options[SegmentationConfig], out: Path) -> None:
+    train_segmentation(options.config, out, resume=options.resume is not None)
+
+
+training = ConfiguredCommand(
+    name="polynext segment train",
+    description=TRAIN,
+    recipe=segmentation_recipe,
+    default=DEFAULT,
+    prefix="segment-",
+    options=Options[SegmentationConfig],
+    start=start,
+)
+
+
+def load_run(run: str, checkpoint: Path | None) -> tuple[SegmentationConfig, UPerNet, tuple[str, ...]]:
+    """A run's network with its best weights, or a recipe's with published ones, in eval mode; its classes' names."""
+    if run in RECIPES and not Path(run).is_dir():
+        if checkpoint is None:
+            raise PolyNeXtError(f"{run} is a recipe, not the folder of a run: give its weights with --checkpoint.")
+        config = segmentation_recipe(run)
     else:
-        config = segmentation_recipe(name or "ade20k")
-    options = tyro.cli(Options, args=arguments, default=Options(config=config), prog="polynext segment train")
-    if options.print_config:
-        print(to_yaml(options.config), end="")
-        return 0
-    title = Path(name).stem if name else "ade20k"
-    out = options.resume or options.out or Path("runs") / f"segment-{title}-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        train_segmentation(options.config, out, resume=options.resume is not None)
-    except Interrupted as stop:
-        print(f"polynext segment: {stop}", file=sys.stderr)
-        return stop.exit_status
-    return 0
-
-
-def read_config(path: Path) -> SegmentationConfig:
-    if not path.is_file():
-        raise PolyNeXtError(f"there is no {path}: give the folder of a segmentation run, or a config.yaml of one.")
-    return from_yaml(path.read_text(), str(path), SegmentationConfig)
-
-
-def load_run(run: Path, checkpoint: Path | None) -> tuple[SegmentationConfig, UPerNet, tuple[str, ...]]:
-    """A run's network with its best weights, or others, in eval mode, and the names of its classes."""
-    config = read_config(run / "config.yaml")
-    weights = checkpoint or run / "best.safetensors"
-    classes = load_pairs(config.data, "val").classes
+        config = training.read_config(Path(run) / "config.yaml")
+    weights = checkpoint or Path(run) / "best.safetensors"
+    classes = stored_classes(weights) or class_names(config.data)
     model = UPerNet(config.model.backbone, len(classes), width=config.model.width)
     load_segmentation_weights(model, weights)
     return config, model.eval(), classes
 
 
 def evaluate_run(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[str, tyro.conf.Positional],
     checkpoint: Path | None = None,
     root: Path | None = None,
     json: bool = False,
@@ -102,10 +83,10 @@ def evaluate_run(
     """Measure a trained network: mIoU over all validation images, and the figure of each class.
 
     Args:
-        run: folder of a segmentation run, or one that holds a config.yaml beside published weights.
+        run: folder of a segmentation run, or the recipe of published weights.
         checkpoint: weights, ours or published; the run's best by default.
         root: folder of the data; the run's by default.
-        json: print JSON instead of a table.
+        json: print JSON instead of a table. A run's folder gets it as evaluation.json.
     """
     config, model, classes = load_run(run, checkpoint)
     if root is not None:
@@ -116,7 +97,8 @@ def evaluate_run(
         if not group.first:
             return
     record = scores_to_json(scores, classes)
-    (run / "evaluation.json").write_text(jsonlib.dumps(record, indent=2))
+    if Path(run).is_dir():
+        (Path(run) / "evaluation.json").write_text(jsonlib.dumps(record, indent=2))
     if json:
         print(jsonlib.dumps(record, indent=2))
         return
@@ -127,7 +109,7 @@ def evaluate_run(
 
 def predict_images(
     images: Annotated[tuple[Path, ...], tyro.conf.Positional],
-    run: Path,
+    run: str,
     checkpoint: Path | None = None,
     out: Path = Path("segmented"),
     strength: float = 0.55,
@@ -136,7 +118,7 @@ def predict_images(
 
     Args:
         images: image files.
-        run: folder of a segmentation run.
+        run: folder of a segmentation run, or the recipe of published weights.
         checkpoint: weights, ours or published; the run's best by default.
         out: folder for the pictures.
         strength: of the colours, from 0 to 1.
@@ -166,7 +148,7 @@ def run(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name == "train":
-        return train(rest)
+        return training.run(rest)
     if name not in SUBCOMMANDS:
         print(f"polynext segment: there is no {name!r}: choose train, evaluate or predict.", file=sys.stderr)
         return 2

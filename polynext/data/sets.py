@@ -209,7 +209,8 @@ def from_torchvision(config: DataConfig, split: Split) -> ArrayExamples:
         return ArrayExamples(np.ascontiguousarray(svhn.data.transpose(0, 2, 3, 1)), svhn.labels, list("0123456789"))
     except RuntimeError as error:
         raise PolyNeXtError(
-            f"{config.name} is not in {config.root}: add --data.download to fetch it, or give a .npz."
+            f"{config.name} is not in {config.root}: give its folder or a .npz, or let `polynext train` fetch it with "
+            "--data.download."
         ) from error
 
 

@@ -9,14 +9,11 @@ from PIL import Image, UnidentifiedImageError
 
 from polynext.data.sets import IMAGE_SUFFIXES, read_image
 from polynext.errors import PolyNeXtError
+from polynext.segmentation.classes import ADE20K, CAMVID
 from polynext.segmentation.config import SegmentationDataConfig
 
 IGNORED = 255
 Split = Literal["train", "val"]
-
-CAMVID_CLASSES = (
-    "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist",
-)  # fmt: skip
 
 
 class Pairs(ABC):
@@ -127,38 +124,35 @@ def void_last(stored: np.ndarray, classes: int) -> np.ndarray:
     return np.where(stored == classes, -1, stored)
 
 
+def class_names(config: SegmentationDataConfig) -> tuple[str, ...]:
+    if config.name == "folder":
+        return folder_classes(existing_root(config))
+    return {"ade20k": ADE20K, "camvid": CAMVID}[config.name]
+
+
+def existing_root(config: SegmentationDataConfig) -> Path:
+    if config.root is None or not config.root.exists():
+        raise PolyNeXtError(f"there is no {config.name} at {config.root}: give its folder with --data.root.")
+    return config.root
+
+
 def load_pairs(config: SegmentationDataConfig, split: Split) -> Pairs:
-    root = config.root
-    if root is None or not root.exists():
-        raise PolyNeXtError(f"there is no {config.name} at {root}: give its folder with --data.root.")
+    root = existing_root(config)
     if config.name == "ade20k":
         return load_ade20k(root, split)
     if config.name == "camvid":
         if root.suffix == ".npz":
             return load_camvid_arrays(root, split)
-        return CamvidFiles(root / split, root / f"{split}annot", CAMVID_CLASSES)
+        return CamvidFiles(root / split, root / f"{split}annot", CAMVID)
     return FilePairs(root / "images" / split, root / "masks" / split, folder_classes(root))
 
 
 def load_ade20k(root: Path, split: Split) -> Pairs:
     """`images/training` and so on, or all in one folder, where the names tell."""
-    classes = ade20k_classes(root)
     folder, prefix = {"train": ("training", "ADE_train_"), "val": ("validation", "ADE_val_")}[split]
     if (root / "images" / folder).is_dir():
-        return AdePairs(root / "images" / folder, root / "annotations" / folder, classes)
-    return AdePairs(root / "images", root / "annotations", classes, prefix)
-
-
-def ade20k_classes(root: Path) -> tuple[str, ...]:
-    """The names in ADE20K's own list: the last column, of which the first synonym is enough."""
-    file = root / "objectInfo150.txt"
-    if not file.is_file():
-        raise PolyNeXtError(f"{root} has no objectInfo150.txt: ADE20K's list of classes belongs there.")
-    lines = [line.split("\t") for line in file.read_text().splitlines()[1:] if line.strip()]
-    names = tuple(line[-1].split(",")[0].strip() for line in lines)
-    if len(names) != 150:
-        raise PolyNeXtError(f"{file} lists {len(names)} classes: expected 150.")
-    return names
+        return AdePairs(root / "images" / folder, root / "annotations" / folder, ADE20K)
+    return AdePairs(root / "images", root / "annotations", ADE20K, prefix)
 
 
 def load_camvid_arrays(path: Path, split: Split) -> Pairs:
@@ -166,7 +160,7 @@ def load_camvid_arrays(path: Path, split: Split) -> Pairs:
         missing = [key for key in (f"{split}_x", f"{split}_y") if key not in data]
         if missing:
             raise PolyNeXtError(f"{path} has no {missing[0]}: expected train_x, train_y, val_x and val_y.")
-        return ArrayPairs(data[f"{split}_x"], data[f"{split}_y"], CAMVID_CLASSES, str(path))
+        return ArrayPairs(data[f"{split}_x"], data[f"{split}_y"], CAMVID, str(path))
 
 
 def folder_classes(root: Path) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 Random numbers follow from the seed and the iteration, so that a resumed run ends like one that was never interrupted.
 """
 
+import json
 import math
 import sys
 import time
@@ -161,7 +162,7 @@ class SegmentationTrainer:
         self.log({"miou": scores.miou, "pixel_accuracy": scores.accuracy, "iou": scores.iou})
         if not self.group.first:
             return
-        metadata = {"backbone": self.config.model.backbone, "classes": ",".join(self.val_pairs.classes)}
+        metadata = {"backbone": self.config.model.backbone, "classes": json.dumps(self.val_pairs.classes)}
         self.folder.save_weights("last", self.model.state_dict(), **metadata)
         if scores.miou > self.best:
             self.folder.save_weights("best", self.model.state_dict(), **metadata)

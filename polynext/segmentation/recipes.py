@@ -36,10 +36,10 @@ def camvid() -> SegmentationConfig:
         data=SegmentationDataConfig(
             name="camvid", root=Path("data/camvid.npz"), resize=(240, 180), crop=160, stride=80, workers=1
         ),
-        optimizer=SegmentationOptimizerConfig(lr=1e-3, head_factor=1.0, warmup=50),
-        iterations=1200,
+        optimizer=SegmentationOptimizerConfig(lr=2e-3, head_factor=1.0, warmup=100),
+        iterations=3000,
         batch_size=8,
-        evaluate_every=200,
+        evaluate_every=500,
         save_every=100,
         log_steps=10,
         precision="float32",

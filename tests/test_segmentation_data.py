@@ -1,0 +1,158 @@
+"""Images and masks: how they are read, varied, and refused."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from polynext.errors import PolyNeXtError
+from polynext.segmentation.classes import CAMVID
+from polynext.segmentation.config import (
+    SegmentationDataConfig,
+)
+from polynext.segmentation.data import IGNORED, load_pairs
+from polynext.segmentation.transforms import TrainingTransform, fitted_size
+
+
+def write_pairs(root: Path, count: int = 3, size: tuple[int, int] = (40, 30)) -> None:
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        (root / "images" / split).mkdir(parents=True)
+        (root / "masks" / split).mkdir(parents=True)
+        for i in range(count):
+            mask = rng.integers(0, 3, (size[1] // 10, size[0] // 10)).repeat(10, 0).repeat(10, 1).astype(np.uint8)
+            image = (80 * mask[..., None] + rng.integers(0, 60, (*mask.shape, 3))).astype(np.uint8)
+            mask[:2] = IGNORED
+            Image.fromarray(image).save(root / "images" / split / f"{i}.png")
+            Image.fromarray(mask).save(root / "masks" / split / f"{i}.png")
+    (root / "classes.txt").write_text("one\ntwo\nthree\n")
+
+
+def folder(root: Path, **options) -> SegmentationDataConfig:
+    return SegmentationDataConfig(name="folder", root=root, resize=(40, 30), crop=32, stride=16, workers=0, **options)
+
+
+def test_folders_of_images_and_masks(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    pairs = load_pairs(folder(tmp_path), "train")
+    image, mask = pairs[0]
+    assert (len(pairs), pairs.classes) == (3, ("one", "two", "three"))
+    assert image.size == (40, 30)
+    assert mask.dtype == np.uint8
+    assert set(np.unique(mask)) <= {0, 1, 2, IGNORED}
+
+
+def break_label(root: Path) -> None:
+    Image.fromarray(np.full((30, 40), 3, np.uint8)).save(root / "masks" / "train" / "1.png")
+
+
+def break_size(root: Path) -> None:
+    Image.fromarray(np.zeros((30, 41), np.uint8)).save(root / "masks" / "train" / "1.png")
+
+
+def break_colour(root: Path) -> None:
+    Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(root / "masks" / "train" / "1.png")
+
+
+def break_file(root: Path) -> None:
+    (root / "masks" / "train" / "1.png").write_bytes(b"no image")
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (break_label, r"train/1\.png has the label 3, of none of the 3 classes"),
+        (break_size, r"train/1\.png has an image of 40x30 and a mask of 41x30 pixels"),
+        (break_colour, r"train/1\.png has a mask with colours"),
+        (break_file, r"train/1\.png cannot be read as an image"),
+        (lambda root: (root / "masks" / "train" / "1.png").unlink(), r"train/1\.png has no mask in .*masks/train"),
+        (lambda root: (root / "classes.txt").unlink(), r"has no classes\.txt"),
+    ],
+)
+def test_bad_pairs_are_named(tmp_path: Path, harm, sentence: str) -> None:
+    write_pairs(tmp_path)
+    harm(tmp_path)
+    with pytest.raises(PolyNeXtError, match=sentence):
+        load_pairs(folder(tmp_path), "train")[1]
+
+
+def test_ade20k_counts_from_one(tmp_path: Path) -> None:
+    (tmp_path / "images" / "training").mkdir(parents=True)
+    (tmp_path / "annotations" / "training").mkdir(parents=True)
+    stored = np.array([[0, 1, 150]], np.uint8)
+    Image.fromarray(np.zeros((1, 3, 3), np.uint8)).save(tmp_path / "images" / "training" / "ADE_train_1.jpg")
+    Image.fromarray(stored).save(tmp_path / "annotations" / "training" / "ADE_train_1.png")
+    pairs = load_pairs(SegmentationDataConfig(root=tmp_path), "train")
+    assert pairs[0][1].tolist() == [[IGNORED, 0, 149]]
+    assert (pairs.classes[0], pairs.classes[149]) == ("wall", "flag")
+    Image.fromarray(np.array([[0, 1, 151]], np.uint8)).save(tmp_path / "annotations" / "training" / "ADE_train_1.png")
+    with pytest.raises(PolyNeXtError, match="has the label 151"):
+        pairs[0]
+
+
+def test_camvid_arrays(tmp_path: Path) -> None:
+    images, masks = np.zeros((2, 4, 5, 3), np.uint8), np.full((2, 4, 5), 11, np.uint8)
+    masks[0, 0] = 3
+    np.savez(tmp_path / "camvid.npz", train_x=images, train_y=masks)
+    config = SegmentationDataConfig(name="camvid", root=tmp_path / "camvid.npz")
+    pairs = load_pairs(config, "train")
+    assert pairs.classes == CAMVID
+    assert set(np.unique(pairs[0][1])) == {3, IGNORED}
+    with pytest.raises(PolyNeXtError, match="has no val_x"):
+        load_pairs(config, "val")
+    with pytest.raises(PolyNeXtError, match="there is no camvid at"):
+        load_pairs(replace(config, root=tmp_path / "absent"), "train")
+
+
+def test_training_crops_keep_image_and_mask_together() -> None:
+    """Each pixel's colour tells its label, before and after."""
+    mask = np.random.default_rng(0).integers(0, 4, (10, 14)).repeat(8, 0).repeat(8, 1).astype(np.uint8)
+    image = Image.fromarray(np.stack([60 * mask] * 3, axis=2))
+    config = SegmentationDataConfig(
+        resize=(112, 80), factors=(1.0, 1.0), crop=48, distortion=False, mean=(0.0,) * 3, std=(1.0,) * 3
+    )
+    transform = TrainingTransform(config)
+    for seed in range(20):
+        random.seed(seed)
+        pixels, labels = transform(image, mask)
+        assert pixels.shape == (3, 48, 48)
+        torch.testing.assert_close((pixels[0] * 255).round().long(), 60 * labels)
+
+
+def test_small_images_are_padded_and_the_padding_does_not_count() -> None:
+    config = SegmentationDataConfig(resize=(20, 20), factors=(1.0, 1.0), crop=32)
+    pixels, labels = TrainingTransform(config)(Image.new("RGB", (20, 10)), np.zeros((10, 20), np.uint8))
+    assert pixels.shape == (3, 32, 32)
+    assert (labels == IGNORED).sum() == 32 * 32 - 20 * 10
+    assert (pixels[:, 10:] == 0).all()
+
+
+def test_a_crop_of_one_class_is_drawn_again() -> None:
+    mask = np.zeros((40, 400), np.uint8)
+    mask[:, 380:] = 1
+    config = SegmentationDataConfig(resize=(400, 40), factors=(1.0, 1.0), crop=40)
+    kept = []
+    for seed in range(60):
+        random.seed(seed)
+        _, labels = TrainingTransform(config).crop(np.zeros((40, 400, 3)), mask)
+        kept.append((labels == 1).any())
+    free = []
+    for seed in range(60):
+        random.seed(seed)
+        start = random.randint(0, 0), random.randint(0, 360)
+        free.append(start[1] > 340)
+    assert sum(kept) > 2 * sum(free)
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000))
+def test_images_fit_where_they_should(width: int, height: int) -> None:
+    new = fitted_size((width, height), 2048, 512)
+    assert max(new) <= 2048
+    assert min(new) <= 512
+    assert max(new) == 2048 or min(new) == 512

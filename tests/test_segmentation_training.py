@@ -1,0 +1,204 @@
+"""Segmentation runs, from the config to the picture."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import polynext
+from polynext.cli import main
+from polynext.distributed import Processes
+from polynext.errors import PolyNeXtError
+from polynext.segmentation.checkpoints import load_segmentation_weights
+from polynext.segmentation.classes import CAMVID
+from polynext.segmentation.config import (
+    SegmentationConfig,
+    SegmentationModelConfig,
+    SegmentationOptimizerConfig,
+)
+from polynext.segmentation.data import load_pairs
+from polynext.segmentation.engine import (
+    SegmentationTrainer,
+    build_optimizer,
+    evaluate,
+    learning_rate,
+    train_segmentation,
+)
+from polynext.segmentation.recipes import RECIPES
+from polynext.segmentation.scores import score
+from polynext.segmentation.sliding import predict
+from polynext.segmentation.transforms import TestTransform
+from polynext.segmentation.upernet import UPerNet
+from polynext.training import Interrupted, from_yaml, to_yaml
+from polynext.training.folder import RunFolder
+from tests.test_segmentation_data import folder, write_pairs
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+
+
+def quick(root: Path, **changes) -> SegmentationConfig:
+    config = SegmentationConfig(
+        model=SegmentationModelConfig(backbone="cpolynext_micro", drop_path=0.0, width=8),
+        data=folder(root, factors=(0.8, 1.2)),
+        optimizer=SegmentationOptimizerConfig(lr=1e-3, warmup=2, clip_cells=5.0),
+        iterations=6,
+        batch_size=2,
+        evaluate_every=4,
+        save_every=2,
+        log_steps=2,
+        precision="float32",
+    )
+    return replace(config, **changes)
+
+
+def test_learning_rate_warms_up_and_falls_to_zero() -> None:
+    config = RECIPES["ade20k"]()
+    assert learning_rate(config, 0) == pytest.approx(1e-10)
+    assert learning_rate(config, 1500) == pytest.approx(1e-4)
+    assert learning_rate(config, (160_000 + 1500) // 2) == pytest.approx(5e-5)
+    assert learning_rate(config, 160_000) == 0
+
+
+def test_heads_learn_faster_and_scales_do_not_decay() -> None:
+    config = RECIPES["ade20k_apolynext"]()
+    model = UPerNet("apolynext_tiny", 5, width=8, device="meta")
+    groups = build_optimizer(model, config).param_groups
+    of = {id(p): g for g in groups for p in g["params"]}
+    named = dict(model.named_parameters())
+    assert len(of) == len(named)
+    assert of[id(named["head.classifier.weight"])]["factor"] == 10
+    assert of[id(named["norms.0.bias"])]["factor"] == 1
+    decays = {name: of[id(p)]["weight_decay"] for name, p in named.items()}
+    assert decays["backbone.model.stem.weight"] == 0.05
+    for name in ("norms.0.weight", "head.merge.norm.weight"):
+        assert decays[name] == 0
+    assert all(decays[n] == 0 for n in named if n.endswith(("logits", "s0", "s1")) or ".norm." in n)
+    assert (config.optimizer.clip_grad, config.optimizer.clip_cells) == (5.0, 5.0)
+
+
+def test_a_run_learns_evaluates_and_predicts(tmp_path: Path, capsys) -> None:
+    write_pairs(tmp_path / "data")
+    run = train_segmentation(quick(tmp_path / "data"), tmp_path / "run", quiet=True)
+    records = RunFolder(run).records()
+    assert [r["step"] for r in records if "miou" in r] == [4, 6]
+    assert from_yaml((run / "config.yaml").read_text(), kind=SegmentationConfig) == quick(tmp_path / "data")
+    assert {f.name for f in run.iterdir()} >= {"curves.png", "tensorboard", "last.safetensors", "environment.json"}
+    assert main(["segment", "evaluate", str(run)]) == 0
+    assert "3 images: mIoU" in capsys.readouterr().out
+    best = max(r["miou"] for r in records if "miou" in r)
+    assert json.loads((run / "evaluation.json").read_text())["miou"] == pytest.approx(best)
+    image = (tmp_path / "data" / "images" / "val" / "0.png").rename(tmp_path / "0.png")
+    shutil.rmtree(tmp_path / "data")  # a network knows its classes without its data
+    assert main(["segment", "predict", str(image), "--run", str(run), "--out", str(tmp_path / "seen")]) == 0
+    with Image.open(tmp_path / "seen" / "0.png") as picture:
+        assert picture.width > 40
+
+
+def test_weights_without_a_run_predict_by_their_recipe(tmp_path: Path, capsys) -> None:
+    recipe = RECIPES["camvid"]()
+    model = UPerNet(recipe.model.backbone, len(CAMVID), width=recipe.model.width)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    Image.new("RGB", (60, 40), "gray").save(tmp_path / "gray.png")
+    command = ["segment", "predict", str(tmp_path / "gray.png"), "--run", "camvid", "--out", str(tmp_path / "seen")]
+    assert main([*command, "--checkpoint", str(tmp_path / "weights.safetensors")]) == 0
+    assert (tmp_path / "seen" / "gray.png").is_file()
+    assert main(command) == 2
+    assert "camvid is a recipe, not the folder of a run: give its weights" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_ends_like_another(tmp_path: Path, monkeypatch) -> None:
+    write_pairs(tmp_path / "data")
+    config = quick(tmp_path / "data")
+    train_segmentation(config, tmp_path / "whole", quiet=True)
+    step = SegmentationTrainer.train_step
+
+    def interrupted(self, images, labels) -> float:
+        loss = step(self, images, labels)
+        if self.step == 3:
+            self.stop.signal = signal.SIGTERM
+        return loss
+
+    monkeypatch.setattr(SegmentationTrainer, "train_step", interrupted)
+    with pytest.raises(Interrupted, match="polynext segment train --resume"):
+        train_segmentation(config, tmp_path / "parts", quiet=True)
+    monkeypatch.setattr(SegmentationTrainer, "train_step", step)
+    train_segmentation(config, tmp_path / "parts", resume=True, quiet=True)
+    one, two = (RunFolder(tmp_path / name).load_state()["model"] for name in ("whole", "parts"))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_evaluation_counts_each_image_once(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    config = quick(tmp_path)
+    pairs = load_pairs(config.data, "val")
+    model = UPerNet("cpolynext_micro", 3, width=8).eval()
+    found = evaluate(model, pairs, config, ALONE)
+    assert found.images == 3
+    transform = TestTransform(config.data)
+    direct = [
+        (predict(model, transform.image(i), m.shape, 32, 16), torch.tensor(m)) for i, m in (pairs[j] for j in range(3))
+    ]
+    assert found == score(direct, 3, ALONE)
+
+
+def test_two_processes_train_and_count_each_image_once(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "data", count=4)
+    (tmp_path / "config.yaml").write_text(to_yaml(quick(tmp_path / "data", iterations=2, batch_size=4)))
+    port = str(20000 + os.getpid() % 20000)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    arguments = ["-m", "polynext", "segment", "train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")]
+    subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=300)
+    weights = tmp_path / "run" / "best.safetensors"
+    model = UPerNet("cpolynext_micro", 3, width=8)
+    load_segmentation_weights(model, weights)
+    config = quick(tmp_path / "data")
+    alone = evaluate(model.eval(), load_pairs(config.data, "val"), config, ALONE)
+    record = [r for r in RunFolder(tmp_path / "run").records() if "miou" in r][-1]
+    assert record["miou"] == pytest.approx(alone.miou, abs=0.2)  # sums in another order
+
+
+def test_one_image_is_too_few_for_batch_norm(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "data")
+    with pytest.raises(PolyNeXtError, match="at least two images in each process"):
+        SegmentationTrainer(quick(tmp_path / "data", batch_size=1), RunFolder(tmp_path / "run"), ALONE)
+
+
+def test_a_backbone_starts_from_a_classifier(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    classifier = polynext.create_model("cpolynext_micro", num_classes=10)
+    save_file(classifier.state_dict(), tmp_path / "classifier.safetensors")
+    write_pairs(tmp_path / "data")
+    config = quick(tmp_path / "data")
+    config = replace(config, model=replace(config.model, backbone_weights=tmp_path / "classifier.safetensors"))
+    trainer = SegmentationTrainer(config, RunFolder(tmp_path / "run"), ALONE)
+    torch.testing.assert_close(trainer.model.backbone.model.stem.weight, classifier.stem.weight)
+
+
+def test_recipes_survive_yaml() -> None:
+    for make in RECIPES.values():
+        assert from_yaml(to_yaml(make()), kind=SegmentationConfig) == make()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["segment", "train", "nothing"], "there is no segmentation recipe 'nothing'"),
+        (["segment", "train", "camvid"], "there is no camvid at"),
+        (["segment", "evaluate", "absent"], "there is no file absent/config.yaml"),
+        (["segment", "train", "camvid", "--resume", "absent"], "both the recipe 'camvid' and --resume"),
+        (["segment", "dance"], "there is no 'dance'"),
+    ],
+)
+def test_mistakes(arguments: list[str], sentence: str, capsys) -> None:
+    assert main(arguments) == 2
+    assert sentence in capsys.readouterr().err
