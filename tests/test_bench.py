@@ -19,6 +19,7 @@ from polynext.bench.measure import Measurement, Timing
 from polynext.cli import main
 from polynext.cli.bench import paper_comparison, paper_models
 from polynext.errors import PolyNeXtError
+from polynext.training.profile import Profile
 
 
 @given(st.lists(st.floats(1e-4, 1e3), min_size=2, max_size=20))
@@ -45,6 +46,27 @@ def test_candidates_take_turns(monkeypatch) -> None:
     assert calls == warm_up + 4 * round_of_turns
     assert [len(m.batch.seconds) for m in found] == [4, 4]
     assert all(m.memory is None for m in found)
+
+
+def test_each_measurement_asks_its_own_gpu(monkeypatch) -> None:
+    asked = []
+    for name in ("synchronize", "reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None, name=name: asked.append((name, device)))
+    monkeypatch.setattr(measure, "prepare", lambda candidate, setting: (lambda images: None, torch.zeros(1)))
+    monkeypatch.setattr(measure, "SHORTEST_TURN", 0.0)
+    measure.turn(lambda images: None, torch.zeros(1), "cuda:1")
+    measure.measure_memory(Candidate("cpolynext_nano", "eager"), Setting("cuda:1", batch_size=1))
+    assert {name for name, _ in asked} == {"synchronize", "reset_peak_memory_stats", "max_memory_allocated"}
+    assert {device for _, device in asked} == {"cuda:1"}
+
+
+def test_a_profile_counts_only_when_switched_on() -> None:
+    for enabled in (False, True):
+        profile = Profile(enabled)
+        with profile("forward"):
+            pass
+        assert list(profile.iterate("loader", [1, 2])) == [1, 2]
+        assert set(profile.seconds) == ({"forward", "loader"} if enabled else set())
 
 
 def test_bench_prints_json(capsys, tmp_path: Path) -> None:
@@ -75,7 +97,7 @@ def test_bench_tells_what_it_left_out(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nonet"], "there is no model 'nonet'"),
+        (["nonet"], "there is no model named 'nonet'"),
         (["cpolynext_nano", "--engines", "jit"], "there is no engine 'jit'"),
         (["cpolynext_nano", "--engines", "eager+compiled"], "there is no engine 'eager+compiled'"),
         (["cpolynext_nano", "--engines", "bf16+onnxruntime"], "onnxruntime computes in float32"),

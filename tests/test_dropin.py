@@ -12,7 +12,8 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 import polynext
 from polynext.errors import PolyNeXtError
 from polynext.export import check, export
-from polynext.models.dropin import TokenAttention
+from polynext.models.dropin import image_size
+from polynext.models.tokens import TokenAttention
 from polynext.nn import PolyAttention, PolyConv, PolyMLP
 
 
@@ -85,6 +86,39 @@ def test_everything_else_stays() -> None:
     assert kept.keys() == weights.keys()
     assert all(torch.equal(kept[k], weights[k]) for k in weights)
     torch.testing.assert_close(model(images), wanted)
+
+
+def test_the_image_size_is_what_the_network_was_built_for() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=(32, 48), patch_size=4, depth=1, num_classes=5)
+    assert image_size(vit) == (3, 32, 48)
+    vit, _ = polynext.replace_mixers(vit)
+    assert vit(torch.randn(1, 3, 32, 48)).shape == (1, 5)
+    assert image_size(timm.create_model("convnext_atto", device="meta")) == (3, 224, 224)
+
+
+@pytest.mark.parametrize("match", ["params", "flops"])
+def test_an_error_leaves_the_network_as_it_was(match) -> None:
+    def too_wide(channels: int, ratio: float, **dd) -> nn.Module:
+        return PolyMLP(channels, 64, **dd)
+
+    model = small_caformer()
+    before = str(model)
+    with pytest.raises(PolyNeXtError, match="change by"):
+        polynext.replace_mixers(model, mlp=too_wide, match=match)
+    assert str(model) == before
+    assert all(module.training for module in model.modules())
+
+
+def test_any_module_can_replace_an_mlp_among_maps() -> None:
+    """Not ours only: what the maker returns gets the maps (B, C, H, W)."""
+
+    def gelu_mlp(channels: int, ratio: float, device=None, dtype=None) -> nn.Module:
+        width = int(channels * ratio)
+        dd = dict(device=device, dtype=dtype)
+        return nn.Sequential(nn.Conv2d(channels, width, 1, **dd), nn.GELU(), nn.Conv2d(width, channels, 1, **dd))
+
+    model, _ = polynext.replace_mixers(small_caformer(), mlp=gelu_mlp)
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
 
 
 def test_attention_on_tokens_is_attention_on_maps() -> None:

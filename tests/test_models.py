@@ -1,12 +1,21 @@
 """Our models as timm models: what timm's own test suite asks of a model, asked of ours."""
 
+import math
+from functools import partial
+
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from timm.models import get_notrace_functions, get_notrace_modules, group_parameters
+from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import polynext
+from polynext.models import Blocks, FullyPolynomialBlocks, check_model
+from polynext.models.polynext import CONFIGS, HALVING, halving
+from polynext.nn import LayerScale, PositionNorm2d
+from polynext.training.diagnostics import Diagnostics
 
 NAMES = polynext.list_models()
 # One of each kind; the larger sizes are the same code with other numbers.
@@ -276,8 +285,81 @@ def test_wrong_images_are_told_in_a_sentence() -> None:
         timm.create_model("cpolynext_nano_bn")(torch.randn(1, 1, 10, 10))
     with pytest.raises(polynext.PolyNeXtError, match="'cpolynext_tinny': did you mean cpolynext_tiny"):
         polynext.create_model("cpolynext_tinny")
+    with pytest.raises(polynext.PolyNeXtError, match=r"no weights tagged 'mnist': take cpolynext_lowres\.cifar10 or "):
+        polynext.create_model("cpolynext_lowres.mnist")
+    with pytest.raises(polynext.PolyNeXtError, match="no weights tagged 'in1k': leave the tag out"):
+        check_model("cpolynext_nano.in1k")
+    for name in ("cpolynext_nano", "cpolynext_lowres_bn", "monet_tiny"):
+        with pytest.raises(polynext.PolyNeXtError, match=f"no published weights of {name}: .* cpolynext_tiny.in1k"):
+            polynext.create_model(name, pretrained=True)
     with pytest.raises(polynext.PolyNeXtError, match="'NCHW' only"):
         model.forward_intermediates(torch.randn(1, 3, 64, 64), output_fmt="NLC")
+
+
+def test_a_failing_download_is_told_in_a_sentence(monkeypatch) -> None:
+    def offline(*_, **__) -> str:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("timm.models._hub.hf_hub_download", offline)
+    with pytest.raises(polynext.PolyNeXtError, match=r"weights of cpolynext_lowres\.svhn cannot be fetched"):
+        polynext.create_model("cpolynext_lowres.svhn", pretrained=True)
+
+
+def test_weights_in_a_file_of_ones_own_are_pretrained_too(tmp_path) -> None:
+    model = polynext.create_model("cpolynext_nano")
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    overlay = {"file": str(tmp_path / "weights.safetensors")}
+    again = polynext.create_model("cpolynext_nano", pretrained=True, pretrained_cfg_overlay=overlay, in_chans=1)
+    assert torch.equal(again.head.fc.weight, model.head.fc.weight)
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model.eval()
+
+
+class LayerScaled(Blocks):
+    def scale(self, config, stage, **dd) -> nn.Module:
+        return LayerScale(stage.width, len(config.scale_logits), start=0.1, **dd)
+
+
+class LayerScaledPolynomial(LayerScaled, FullyPolynomialBlocks):
+    """With the shift that the published norms do not have."""
+
+    def norm(self, size):
+        return partial(PositionNorm2d, size=size, beta=True, initial_var=self.initial_var)
+
+
+@pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano"])
+@pytest.mark.parametrize("blocks", [LayerScaled(), LayerScaledPolynomial()])
+def test_folding_absorbs_a_scale_per_channel(name: str, blocks: Blocks) -> None:
+    model = randomise(timm.create_model(name, blocks=blocks, img_size=8))
+    x = images(name)
+    with torch.no_grad():
+        torch.testing.assert_close(model.fold()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_diagnostics_show_the_mean_of_a_scale_per_channel() -> None:
+    model = randomise(timm.create_model("cpolynext_nano", blocks=LayerScaled()))
+    gamma = model.stages[0].cells[0].scale.gamma
+    with Diagnostics(model).watching() as records:
+        pass
+    assert records["stages.0.cells.0"]["scales"] == gamma.mean(dim=1).tolist()
+
+
+def test_folding_a_branch_of_another_kind_is_refused() -> None:
+    class Pooling(Blocks):
+        def mixer(self, stage, size, **dd) -> nn.Module:
+            return nn.AvgPool2d(3, stride=1, padding=1)
+
+    with pytest.raises(polynext.PolyNeXtError, match="cannot absorb the scale of AvgPool2d"):
+        timm.create_model("cpolynext_nano", blocks=Pooling()).fold()
+
+
+def test_tinys_scales_halve() -> None:
+    start = CONFIGS["cpolynext_tiny"].scale_logits
+    assert start == halving(6) == tuple(math.log(p / (1 - p)) for p in HALVING)
 
 
 def test_head_dropout_and_stochastic_depth_act_in_training_only() -> None:

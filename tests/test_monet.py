@@ -37,8 +37,22 @@ def test_monet_is_a_timm_model() -> None:
     assert [m.shape[-1] for m in maps] == [16, 8, 4, 2]
     model.reset_classifier(7)
     assert model(images).shape == (2, 7) and model.get_classifier().out_features == 7
+    model.reset_classifier(7, "")
+    assert model(images).shape == (2, 7, 2, 2)
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(images), features)
+    model.reset_classifier(0, "avg")
+    torch.testing.assert_close(model(images), features.mean(dim=(2, 3)))
     groups = group_parameters(model, model.group_matcher(coarse=False))
     assert sum(map(len, groups.values())) == len(list(model.parameters()))
+
+
+def test_mistakes() -> None:
+    model = timm.create_model("monet_tiny", device="meta")
+    with pytest.raises(polynext.PolyNeXtError, match="'NCHW' only"):
+        model.forward_intermediates(torch.empty(1, 3, 64, 64, device="meta"), output_fmt="NLC")
+    with pytest.raises(polynext.PolyNeXtError, match="global_pool='max'"):
+        model.reset_classifier(5, "max")
 
 
 def test_checkpointing_changes_no_gradient() -> None:

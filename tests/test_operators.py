@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from polynext.ablation.parts import FusedConv, FusedMLP, addition
 from polynext.errors import PolyNeXtError
 from polynext.nn import (
     DepthwiseConv2d,
@@ -57,6 +58,8 @@ OPERATORS = {
     "PolyMLP": (lambda: PolyMLP(8, norm=position_norm, dtype=DOUBLE), 2),
     "PolyHead": (lambda: PolyHead(8, 5, dtype=DOUBLE), 2),
     "PolyConv": (lambda: PolyConv(8, norm=position_norm, dtype=DOUBLE), 2),
+    "PolyMLP, added": (lambda: FusedMLP(8, norm=position_norm, fuse=addition, dtype=DOUBLE), 1),
+    "PolyConv, added": (lambda: FusedConv(8, norm=position_norm, fuse=addition, dtype=DOUBLE), 1),
     "PointwiseConv2d": (lambda: PointwiseConv2d(8, 3, dtype=DOUBLE), 1),
     "DepthwiseConv2d": (lambda: DepthwiseConv2d(8, 5, dilation=2, dtype=DOUBLE), 1),
     "PositionNorm2d": (lambda: position_norm(8, dtype=DOUBLE), 1),
@@ -266,6 +269,7 @@ def test_attention_memory_grows_linearly(train: bool) -> None:
     ("build", "complaint"),
     [
         (lambda: PolyAttention(8, p=0), "p=0"),
+        (lambda: PolyAttention(8, head_dim=1), "head_dim=1"),
         (lambda: PolyAttention(8, normalisation="l2"), "'l2'"),
         (lambda: PolyAttention(8, normalisation="row_sum"), "needs the feature map's size"),
         (lambda: PolyAttention(8, size=(4, 4)), "take any size"),

@@ -6,7 +6,16 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyConv, PolyHead, PolyMLP, init_kaiming
+from polynext.nn import (
+    DepthwiseConv2d,
+    LayerNorm2d,
+    NormMaker,
+    PointwiseConv2d,
+    PolyConv,
+    PolyHead,
+    PolyMLP,
+    init_kaiming,
+)
 
 Fusion = Callable[[Tensor, Tensor], Tensor]
 
@@ -33,6 +42,7 @@ class FusedMLP(PolyMLP):
     def __init__(self, *args: Any, fuse: Fusion, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.fuse = fuse
+        self.degree = 1 if fuse is addition else 2
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = self.w_ab(x).chunk(2, dim=1)
@@ -45,6 +55,7 @@ class FusedConv(PolyConv):
     def __init__(self, *args: Any, fuse: Fusion, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.fuse = fuse
+        self.degree = 1 if fuse is addition else 2
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.w_in(x)
@@ -71,7 +82,7 @@ class UnflippedConv(PolyConv):
 class FineConv(nn.Module):
     """PolyConv without its coarse branch, hence without a product: `y = norm(W_out K K_f W_in x)`."""
 
-    def __init__(self, channels: int, ratio: float = 1.0, norm: Any = LayerNorm2d, **dd: Any):
+    def __init__(self, channels: int, ratio: float = 1.0, norm: NormMaker = LayerNorm2d, **dd: Any):
         super().__init__()
         hidden = int(channels * ratio)
         self.w_in = PointwiseConv2d(channels, hidden, **dd)
@@ -88,11 +99,11 @@ class FineConv(nn.Module):
 class SeparableConv(nn.Module):
     """`y = norm(W_out K gelu(W_in x))` with a 7x7 depthwise K, as wide inside as PolyConv."""
 
-    def __init__(self, channels: int, ratio: float = 1.0, kernel: int = 7, norm: Any = LayerNorm2d, **dd: Any):
+    def __init__(self, channels: int, ratio: float = 1.0, norm: NormMaker = LayerNorm2d, **dd: Any):
         super().__init__()
         hidden = int(channels * ratio)
         self.w_in = PointwiseConv2d(channels, hidden, **dd)
-        self.k = DepthwiseConv2d(hidden, kernel, **dd)
+        self.k = DepthwiseConv2d(hidden, 7, **dd)
         self.w_out = PointwiseConv2d(hidden, channels, **dd)
         self.norm = norm(channels, **dd)
         init_kaiming(self.w_in, self.k, self.w_out)
@@ -104,7 +115,7 @@ class SeparableConv(nn.Module):
 class GeluMLP(nn.Module):
     """`y = norm(W_2 gelu(W_1 x))`, with as many weights as PolyMLP of the same ratio."""
 
-    def __init__(self, channels: int, ratio: float = 2.0, norm: Any = LayerNorm2d, **dd: Any):
+    def __init__(self, channels: int, ratio: float = 2.0, norm: NormMaker = LayerNorm2d, **dd: Any):
         super().__init__()
         hidden = round(0.75 * channels * ratio)  # PolyMLP has 1.5 ratio C^2 weights, an MLP 2 hidden C
         self.w_1 = PointwiseConv2d(channels, hidden, **dd)
@@ -119,7 +130,7 @@ class GeluMLP(nn.Module):
 class StandardAttention(nn.Module):
     """`W_out softmax(Q K^T / sqrt(d)) V` of the normed input, Q, K and V by one projection."""
 
-    def __init__(self, channels: int, heads: int, head_dim: int = 32, norm: Any = LayerNorm2d, **dd: Any):
+    def __init__(self, channels: int, heads: int, head_dim: int = 32, norm: NormMaker = LayerNorm2d, **dd: Any):
         super().__init__()
         self.heads = heads
         self.norm = norm(channels, **dd)

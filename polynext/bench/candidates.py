@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.export import export, load
-from polynext.models import PolyNeXt
+from polynext.models import PolyNeXt, check_model
 
 # Words of an engine's name, joined by +: how the network is prepared, and what runs it.
 PREPARATIONS = ("folded", "bf16")
@@ -29,8 +29,7 @@ class Candidate:
     engine: str
 
     def __post_init__(self) -> None:
-        if not timm.is_model(self.model):
-            raise PolyNeXtError(f"there is no model {self.model!r}: see `polynext models`, or timm's list for others.")
+        check_model(self.model)
         words = self.engine.split("+")
         unknown = [word for word in words if word not in PREPARATIONS + RUNNERS]
         if unknown or len(words) != len(set(words)) or sum(word in RUNNERS for word in words) > 1:

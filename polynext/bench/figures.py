@@ -43,13 +43,11 @@ def measured_families(measured: Sequence[Measurement]) -> dict[str, Points]:
 
 def draw(path: Path, measured: Sequence[Measurement] = (), where: str = "") -> None:
     """Accuracy against size and cost; with measurements also against speed, and the speeds as bars."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     height = 2 if measured else 1
-    figure, panels = plt.subplots(height, 2, figsize=(11, 4.6 * height), squeeze=False, layout="constrained")
+    figure = Figure(figsize=(11, 4.6 * height), layout="constrained")
+    panels = figure.subplots(height, 2, squeeze=False)
     scatter(panels[0][0], families("params"), "parameters (M)")
     scatter(panels[0][1], families("flops"), "FLOPs (G)")
     if measured:
@@ -65,7 +63,6 @@ def draw(path: Path, measured: Sequence[Measurement] = (), where: str = "") -> N
     figure.legend(handles, labels, loc="outside lower center", ncols=9, frameon=False, fontsize=8, columnspacing=1.2)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def scatter(axes: Any, points: Points, xlabel: str, dashes: int = 0, note: str = "") -> None:

@@ -128,7 +128,7 @@ def turn(run: Runner, images: torch.Tensor, device: str) -> Callable[[], float]:
         for _ in range(number):
             run(images)
         if device.startswith("cuda"):
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(device)
         return (time.perf_counter() - start) / number
 
     calls(1)
@@ -142,9 +142,9 @@ def measure_memory(candidate: Candidate, setting: Setting) -> int:
     if setting.device.startswith("cuda"):
         run, images = prepare(candidate, setting)
         run(images)
-        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_memory_stats(setting.device)
         run(images)
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated(setting.device)
     before = resident_memory()
     run, images = prepare(candidate, setting)
     run(images)

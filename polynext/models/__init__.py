@@ -3,7 +3,7 @@
 
 from polynext.models.checkpoints import from_published, load_weights, read_weights
 from polynext.models.dropin import Replacement, replace_mixers
-from polynext.models.factory import create_model, list_models
+from polynext.models.factory import check_model, create_model, list_models
 from polynext.models.monet import MONet
 from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from polynext.models.published import PUBLISHED
@@ -17,6 +17,7 @@ __all__ = [
     "PolyNeXtConfig",
     "Replacement",
     "StageConfig",
+    "check_model",
     "create_model",
     "from_published",
     "list_models",

@@ -1,5 +1,6 @@
 """Weights in files: reading them, recognising what they are, loading them strictly."""
 
+import json
 import pickle
 import re
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any
 import safetensors.torch
 import timm
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from polynext.errors import PolyNeXtError
@@ -95,3 +96,14 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     weights = read_weights(path)
     check_same_entries(weights, model.state_dict(), type(model).__name__)
     model.load_state_dict(weights)
+
+
+def stored_classes(path: Path) -> list[str] | None:
+    """The names of the classes, if the file tells them, as weights that we trained do."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            return json.loads((file.metadata() or {})["classes"])
+    except (SafetensorError, KeyError, ValueError):  # if the file is broken, reading its weights will tell
+        return None

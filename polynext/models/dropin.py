@@ -1,9 +1,10 @@
-"""Polynomial modules in other networks (Section 4.4, "Module drop-in").
+"""Polynomial modules in other networks (Section 4.3, "Module drop-in").
 
 `replace_mixers` swaps the mixers of a timm MetaFormer, the blocks of a ConvNeXt and the attention and MLP of a ViT.
 Everything else stays: stem, norms, residual scales, head. `caformer_s18_poly` is the paper's example by name.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.models.costs import MacCounter, count_macs, count_parameters
+from polynext.models.tokens import ChannelsLast, Positions, TokenAttention
 from polynext.nn import PolyAttention, PolyConv, PolyMLP
 
 Match = Literal["params", "flops"]
@@ -65,7 +67,7 @@ class Slot:
     input_shape: tuple[int, ...] = ()
 
     @property
-    def old(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return getattr(self.owner, self.attribute)
 
 
@@ -94,28 +96,20 @@ def replace_mixers(
     """
     if match not in ("params", "flops"):
         raise PolyNeXtError(f"replace_mixers got match={match!r}: choose 'params' or 'flops'.")
-    groups = [group for group in find_groups(model, conv, attention, mlp) if group]
+    trial = copy.deepcopy(model).eval().to("meta", torch.float32)  # an error must leave the network as it was
+    groups = list(find_groups(trial, conv, attention, mlp))
     if not groups:
         raise PolyNeXtError(
             f"{type(model).__name__} has nothing to replace: give a MetaFormer with convolutions or attention, "
             "a ConvNeXt or a ViT from timm, and say which of conv, attention and mlp to put in."
         )
     input_size = image_size(model)
-    before = count_parameters(model), count_macs(model, input_size)
-    measure_slots(model, groups, match, input_size)
-    replaced = {}
-    sizes: dict[Any, float] = {}  # most blocks are like others
-    for group in groups:
-        kind = tuple((slot.attribute, type(slot.old), slot.cost, slot.input_shape) for slot in group)
-        if kind not in sizes:
-            sizes[kind] = matching_size(group, match)
-        for slot in group:
-            old = next(slot.old.parameters(), torch.empty(0))
-            new = slot.make(sizes[kind], device=old.device, dtype=old.dtype).train(model.training)
-            setattr(slot.owner, slot.attribute, new)
-            replaced[slot.name] = innermost(new)
-    keep_maps(model)
-    after = count_parameters(model), count_macs(model, input_size)
+    before = count_parameters(trial), count_macs(trial, input_size)
+    measure_slots(trial, groups, match, input_size)
+    sizes = matching_sizes(groups, match)
+    fill(trial, groups, sizes)
+    after = count_parameters(trial), count_macs(trial, input_size)
+    replaced = {slot.name: innermost(slot.module) for group in groups for slot in group}
     found = Replacement(replaced, (before[0], after[0]), (before[1], after[1]))
     change = found.parameter_change if match == "params" else found.mac_change
     if abs(change) > TOLERANCE:
@@ -123,6 +117,7 @@ def replace_mixers(
             f"the {match} of {type(model).__name__} change by {change:+.1%} with the nearest widths, more than "
             f"{TOLERANCE:.0%}: it is too small or too unlike these modules; match the other one."
         )
+    fill(model, list(find_groups(model, conv, attention, mlp)), sizes)
     return model, found
 
 
@@ -152,7 +147,7 @@ def find_groups(model: nn.Module, conv: Maker | None, attention: Maker | None, m
         def make(size: float, **dd: Any) -> nn.Module:
             assert attention is not None
             # The networks that these go into norm before their attention.
-            head_dim = max(1, round(size * usual))
+            head_dim = max(2, round(size * usual))
             made = attention(channels, heads=old.num_heads, head_dim=head_dim, norm=nn.Identity, **dd)
             return made if on_maps else TokenAttention(made, prefix, grid)
 
@@ -183,37 +178,45 @@ def find_groups(model: nn.Module, conv: Maker | None, attention: Maker | None, m
                 group.append(attention_slot(block, "attn", f"{name}.attn", channels, on_maps=False))
             if mlp is not None:
                 group.append(mlp_slot(block, f"{name}.mlp", channels, on_maps=False))
-        yield group
+        if group:
+            yield group
 
 
 def measure_slots(model: nn.Module, groups: list[Group], match: Match, input_size: tuple[int, int, int]) -> None:
-    """Notes what the modules in the slots cost, and the shape of what they get."""
+    """Notes what the modules in the slots of a model without memory cost, and the shape of what they get."""
     handles = []
     for slot in (slot for group in groups for slot in group):
 
         def note(module: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
             slot.input_shape = tuple(inputs[0].shape)
 
-        slot.cost = count_parameters(slot.old)
-        handles.append(slot.old.register_forward_pre_hook(note))
-    training = model.training
-    device = next(model.parameters()).device
+        slot.cost = count_parameters(slot.module)
+        handles.append(slot.module.register_forward_pre_hook(note))
     with torch.no_grad():
-        model.eval()(torch.zeros(1, *input_size, device=device))
-    model.train(training)
+        model(torch.empty(1, *input_size, device="meta"))
     for handle in handles:
         handle.remove()
     if match == "flops":
         for slot in (slot for group in groups for slot in group):
-            slot.cost = macs(slot.old, slot.input_shape)
+            slot.cost = macs(slot.module, slot.input_shape)
 
 
 def macs(module: nn.Module, input_shape: tuple[int, ...]) -> int:
     counter = MacCounter()
-    reference = next(module.parameters(), torch.empty(0))
     with torch.no_grad(), counter:
-        module.eval()(torch.zeros(input_shape, device=reference.device, dtype=reference.dtype))
+        module.eval()(torch.empty(input_shape, device="meta"))
     return counter.total
+
+
+def matching_sizes(groups: list[Group], match: Match) -> list[float]:
+    known: dict[Any, float] = {}  # most blocks are like others
+    sizes = []
+    for group in groups:
+        kind = tuple((slot.attribute, type(slot.module), slot.cost, slot.input_shape) for slot in group)
+        if kind not in known:
+            known[kind] = matching_size(group, match)
+        sizes.append(known[kind])
+    return sizes
 
 
 def matching_size(group: Group, match: Match) -> float:
@@ -243,10 +246,11 @@ def map_shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def image_size(model: nn.Module) -> tuple[int, int, int]:
-    """What the network is made for: its first convolution knows the channels, its config the size."""
-    cfg: Any = getattr(model, "pretrained_cfg", None) or {}
+    """What the network is made for: its first convolution knows the channels, its patches or its config the size."""
     channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
-    return channels, *cfg.get("input_size", (3, 224, 224))[1:]
+    cfg: Any = getattr(model, "pretrained_cfg", None) or {}
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    return channels, *(size or cfg.get("input_size", (3, 224, 224))[1:])
 
 
 def innermost(module: nn.Module) -> str:
@@ -254,7 +258,17 @@ def innermost(module: nn.Module) -> str:
     return type(inner).__name__
 
 
-def keep_maps(model: nn.Module) -> None:
+def fill(model: nn.Module, groups: list[Group], sizes: list[float]) -> None:
+    """Puts the polynomial modules into their slots."""
+    for group, size in zip(groups, sizes, strict=True):
+        for slot in group:
+            old = next(slot.module.parameters(), torch.empty(0))
+            new = slot.make(size, device=old.device, dtype=old.dtype).train(model.training)
+            setattr(slot.owner, slot.attribute, new)
+    keep_maps(model, {(slot.owner, slot.attribute) for group in groups for slot in group})
+
+
+def keep_maps(model: nn.Module, replaced: set[tuple[nn.Module, str]]) -> None:
     """A MetaFormer stage whose attention takes maps need not flatten them: its norms and MLP see them as tokens."""
     for stage in model.modules():
         if not isinstance(stage, metaformer.MetaFormerStage) or stage.use_nchw:
@@ -264,93 +278,11 @@ def keep_maps(model: nn.Module) -> None:
         stage.use_nchw = True
         for block in stage.blocks:
             block.norm1, block.norm2 = Positions(block.norm1), Positions(block.norm2)
-            if not hasattr(block.mlp, "degree"):
+            if (block, "mlp") not in replaced:
                 block.mlp = Positions(block.mlp)
             for part in block.modules():
                 if isinstance(part, metaformer.Scale):
                     part.shape = (part.scale.numel(), 1, 1)
-
-
-class Positions(nn.Module):
-    """A module of (..., C) on maps (B, C, H, W), position by position."""
-
-    def __init__(self, inner: nn.Module):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-class ChannelsLast(nn.Module):
-    """A module of maps (B, C, H, W) that mixes channels only, on (B, N, C) or (B, H, W, C)."""
-
-    def __init__(self, inner: nn.Module):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim == 4:
-            return self.inner(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return self.inner(x.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2)
-
-
-class TokenAttention(nn.Module):
-    """PolyAttention on the tokens (B, N, C) of a ViT.
-
-    The patches form a map, over which the depthwise convolutions go; the first `prefix` tokens attend and are attended
-    to, without them.
-    """
-
-    def __init__(self, inner: nn.Module, prefix: int, grid: tuple[int, int] | None):
-        super().__init__()
-        if prefix and not isinstance(inner, PolyAttention):
-            raise PolyNeXtError(
-                f"{type(inner).__name__} cannot replace attention among class tokens: only PolyAttention can, "
-                "or take a ViT without a class token."
-            )
-        self.inner: Any = inner
-        self.prefix, self.grid = prefix, grid
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        if attn_mask is not None or is_causal:
-            raise PolyNeXtError("PolyAttention takes no attention mask: leave it out.")
-        patches = to_map(x[:, self.prefix :], self.grid)
-        if not self.prefix:
-            return to_tokens(self.inner(patches))
-        inner = self.inner
-        first = x[:, : self.prefix].transpose(1, 2).unsqueeze(3)  # (B, C, P, 1)
-        qk, v = inner.w_qkv(inner.norm(patches)).chunk(2, dim=1)
-        first_qk, first_v = inner.w_qkv(inner.norm(first)).chunk(2, dim=1)
-        maps = ((first_qk, inner.k_q(qk)), (first_qk, inner.k_k(qk)), (first_v, inner.k_v(v)))
-        q, k, v = (self.heads(torch.cat([to_tokens(a), to_tokens(b)], dim=1)) for a, b in maps)
-        y = inner.attend(inner.scale(q), k, v).flatten(3).squeeze(1)  # (B, P + N, h d)
-        first, patches = y[:, : self.prefix], to_map(y[:, self.prefix :], self.grid)
-        y = torch.cat([first, to_tokens(inner.out_norm(inner.k(patches)))], dim=1)
-        return to_tokens(inner.w_out(y.transpose(1, 2).unsqueeze(3)))
-
-    def heads(self, tokens: Tensor) -> Tensor:
-        """(B, N, h d) to (B, 1, N, h, d), a map of one row."""
-        return tokens.unflatten(2, (self.inner.heads, -1)).unsqueeze(1)
-
-
-def to_tokens(x: Tensor) -> Tensor:
-    """(B, C, H, W) to (B, N, C)."""
-    return x.flatten(2).transpose(1, 2)
-
-
-@torch.fx.wrap
-def to_map(tokens: Tensor, grid: tuple[int, int] | None) -> Tensor:
-    """(B, N, C) to (B, C, H, W): on the grid the network was built for, or on a square one."""
-    count = tokens.shape[1]
-    if grid is None or grid[0] * grid[1] != count:
-        side = math.isqrt(count)
-        if side * side != count:
-            raise PolyNeXtError(
-                f"{count} patches are neither the network's grid {grid} nor a square: give square images."
-            )
-        grid = (side, side)
-    return tokens.transpose(1, 2).unflatten(2, grid)
 
 
 default_cfgs = generate_default_cfgs(

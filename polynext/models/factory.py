@@ -8,6 +8,7 @@ from torch import nn
 
 from polynext.errors import PolyNeXtError
 from polynext.models.polynext import CONFIGS
+from polynext.models.published import PUBLISHED
 
 
 def list_models(fully_polynomial: bool | None = None) -> list[str]:
@@ -16,10 +17,35 @@ def list_models(fully_polynomial: bool | None = None) -> list[str]:
     return [name for name in names if fully_polynomial in (None, name.endswith("_bn"))]
 
 
-def create_model(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
-    """`timm.create_model` for our models and timm's, with a helpful answer to a name that neither has."""
-    if not timm.is_model(name.split(".")[0]):
-        close = difflib.get_close_matches(name, [*list_models(), *timm.list_models()], n=3)
+def check_model(name: str) -> None:
+    """Raises unless there is a model of this name, ours or timm's, with weights of its tag if it has one."""
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        close = difflib.get_close_matches(architecture, [*list_models(), *timm.list_models()], n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "`polynext models` lists ours."
         raise PolyNeXtError(f"there is no model named {name!r}: {hint}")
-    return timm.create_model(name, pretrained=pretrained, **options)
+    tagged = timm.models.get_arch_pretrained_cfgs(architecture)
+    if tag and name not in tagged:
+        have = [known for known in tagged if "." in known]
+        hint = f"take {' or '.join(have)}, or leave the tag out." if have else "leave the tag out."
+        raise PolyNeXtError(f"{architecture} has no weights tagged {tag!r}: {hint}")
+
+
+def create_model(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
+    """`timm.create_model` for our models and timm's, with a helpful answer where there is no such model or weights."""
+    check_model(name)
+    elsewhere = {"pretrained_cfg", "pretrained_cfg_overlay"} & options.keys()
+    if pretrained and not elsewhere and not timm.models.is_model_pretrained(name):
+        raise PolyNeXtError(
+            f"there are no published weights of {name}: leave pretrained=True out and train it, "
+            f"or take one that has them: {', '.join(PUBLISHED)}."
+        )
+    try:
+        return timm.create_model(name, pretrained=pretrained, **options)
+    except OSError as error:
+        if not pretrained:
+            raise
+        raise PolyNeXtError(
+            f"the weights of {name} cannot be fetched ({type(error).__name__}): check the connection to the Hugging "
+            "Face hub, or load a file that you have with polynext.load_weights."
+        ) from error

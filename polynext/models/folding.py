@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polynext.errors import PolyNeXtError
 from polynext.models.network import Cell, PolyNeXt
 from polynext.nn import PolyAttention, PolyConv, PolyMLP, PositionNorm2d, RowSumNorm
 
@@ -92,19 +93,29 @@ def absorb_head_scale(attention: Any) -> None:
 
 
 def scale_output(branch: Any, scale: Tensor) -> None:
-    """Multiplies a branch's output by changing what comes last in it."""
-    last: dict[str, Any] = {}
-    if isinstance(branch, PolyConv):
-        last = dict(branch.norm.named_parameters())
-        last.pop("gamma_hw", None)  # gamma_c carries the factor of their product
+    """Multiplies a branch's output, by one number or one per channel, by changing what comes last in it."""
+    if not isinstance(branch, PolyConv | PolyMLP | PolyAttention):
+        raise PolyNeXtError(
+            f"fold() cannot absorb the scale of {type(branch).__name__}, which it does not know: "
+            "give a network of PolyConv, PolyMLP and PolyAttention."
+        )
+    if isinstance(branch, PolyConv) and isinstance(branch.norm, PositionNorm2d):
+        branch.norm = ConstantAffine(*(scale.view(-1, 1, 1) * t for t in constants(branch.norm)))
+        return
+    last: list[Tensor] = list(branch.norm.parameters()) if isinstance(branch, PolyConv) else []
     if not last:
-        last = {"weight": branch.w_o.weight if isinstance(branch, PolyMLP) else branch.w_out.weight}
-    for parameter in last.values():
-        parameter.mul_(scale)
+        last = [branch.w_o.weight if isinstance(branch, PolyMLP) else branch.w_out.weight]
+    for parameter in last:
+        parameter.mul_(scale.view(-1, *[1] * (parameter.ndim - 1)))
+
+
+def constants(norm: PositionNorm2d) -> tuple[Tensor, Tensor]:
+    """A and B of `y = A x + B` in eval mode."""
+    return norm.affine(norm.running_mean, norm.running_var)
 
 
 def fold_skip(cell: Cell) -> None:
-    a, b = cell.norm.affine(cell.norm.running_mean, cell.norm.running_var)
+    a, b = constants(cell.norm)
     cell.skip = ConstantSkip(a * cell.skip.s0[:, None, None], a * cell.skip.s1[:, None, None], b)
     cell.norm = nn.Identity()
 
@@ -112,7 +123,7 @@ def fold_skip(cell: Cell) -> None:
 def fold_norms(module: nn.Module) -> None:
     for name, child in module.named_children():
         if isinstance(child, PositionNorm2d):
-            setattr(module, name, ConstantAffine(*child.affine(child.running_mean, child.running_var)))
+            setattr(module, name, ConstantAffine(*constants(child)))
         elif isinstance(child, RowSumNorm):
             factor = child.gamma / (child.running_row_sum + child.eps)
             setattr(module, name, ConstantRowFactor(factor.T.reshape(*child.size, -1, 1)))

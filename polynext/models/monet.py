@@ -12,13 +12,13 @@ from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_c
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from polynext.errors import PolyNeXtError
+
 
 class MuLayer(nn.Module):
     """`C (a + alpha * a * b)` with `a = LN(U1 x)` and `b = LN(U3 U2 x)`: (B, H, W, d) to (B, H, W, d). Degree 2, the
     norms aside. The spatial one shifts `U1 x` and `U2 x` by a pixel.
     """
-
-    degree = 2
 
     def __init__(self, channels: int, hidden: int, spatial: bool, **dd: Any):
         super().__init__()
@@ -83,7 +83,7 @@ class MonetStage(nn.Module):
 
 
 class MONet(nn.Module):
-    """The network, with the interface of a timm model."""
+    """The network, with the interface of a timm model. `global_pool` is "avg", or "" for a map of logits."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class MONet(nn.Module):
     ):
         super().__init__()
         dd: Any = {"device": device, "dtype": dtype}
-        self.in_chans, self.num_classes, self.global_pool = in_chans, num_classes, global_pool
+        self.in_chans = in_chans
         self.stem = nn.Sequential(
             nn.Conv2d(in_chans, widths[0], 2, 2, **dd), nn.Conv2d(widths[0], widths[0], 2, 2, **dd)
         )
@@ -109,16 +109,16 @@ class MONet(nn.Module):
         self.feature_info = [dict(num_chs=w, reduction=4 * 2**i, module=f"stages.{i}") for i, w in enumerate(widths)]
         self.num_features = self.head_hidden_size = widths[-1]
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(widths[-1], num_classes, **dd) if num_classes > 0 else nn.Identity()
+        self.reset_classifier(num_classes, global_pool)
 
     def forward_features(self, x: Tensor) -> Tensor:
         return self.stages(self.stem(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        if self.global_pool:
-            x = x.mean(dim=(2, 3))
+        x = x.mean(dim=(2, 3)) if self.global_pool else x.permute(0, 2, 3, 1)
         x = self.head_drop(x)
-        return x if pre_logits else self.head(x)
+        x = x if pre_logits else self.head(x)
+        return x if self.global_pool else x.permute(0, 3, 1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
@@ -133,6 +133,8 @@ class MONet(nn.Module):
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """The outputs of the stages in `indices`; there is no final norm to apply, and "NCHW" is all there is."""
+        if output_fmt != "NCHW":
+            raise PolyNeXtError(f"forward_intermediates got output_fmt={output_fmt!r}: MONet gives 'NCHW' only.")
         wanted, last = feature_take_indices(len(self.stages), indices)
         x = self.stem(x)
         found = []
@@ -148,12 +150,16 @@ class MONet(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new, untrained classifier; optionally another pooling."""
         self.num_classes = num_classes
         if global_pool is not None:
+            if global_pool not in ("avg", ""):
+                raise PolyNeXtError(f"MONet got global_pool={global_pool!r}: choose 'avg', or '' for no pooling.")
             self.global_pool = global_pool
-        weight = next(self.stages.parameters())
-        made = nn.Linear(self.num_features, num_classes, device=weight.device, dtype=weight.dtype)
-        self.head = made if num_classes > 0 else nn.Identity()
+        self.head: nn.Module = nn.Identity()
+        if num_classes > 0:
+            weight = next(self.stages.parameters())
+            self.head = nn.Linear(self.num_features, num_classes, device=weight.device, dtype=weight.dtype)
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:

@@ -26,6 +26,7 @@ from polynext.nn import (
     DepthwiseConv2d,
     LayerNorm2d,
     MultiInputSkip,
+    NormMaker,
     PointwiseConv2d,
     PolyAttention,
     PolyConv,
@@ -80,7 +81,7 @@ class PolyNeXtConfig:
 class Blocks:
     """How the parts of a cell are built; hand the network another one to change a part everywhere."""
 
-    def norm(self, size: Size) -> Any:
+    def norm(self, size: Size) -> NormMaker:
         """Makes a norm from a number of channels, for feature maps of this size."""
         return LayerNorm2d
 
@@ -116,7 +117,7 @@ class FullyPolynomialBlocks(Blocks):
     # the largest growth in a network.
     initial_var = 64.0
 
-    def norm(self, size: Size) -> Any:
+    def norm(self, size: Size) -> NormMaker:
         return partial(PositionNorm2d, size=size, initial_var=self.initial_var)
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:

@@ -45,14 +45,20 @@ def falling(entries: int, offset: float = 0.0) -> tuple[float, ...]:
     return tuple(-i / 2 - offset for i in range(entries))
 
 
-HALVING = (1 / 2, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
+def halving(entries: int) -> tuple[float, ...]:
+    """Sigmoid-Scale logits of the probabilities 1/2, 1/2, 1/4, 1/8, ...: how Tiny starts (Appendix C.4)."""
+    probabilities = [2.0 ** -max(i, 1) for i in range(entries)]
+    return tuple(math.log(p / (1 - p)) for p in probabilities)
 
-TINY = four_stages(48, (2, 2, 6, 2), (3, 3, 3, 3), tuple(math.log(p / (1 - p)) for p in HALVING), share_scales=True)
+
+TINY = four_stages(48, (2, 2, 6, 2), (3, 3, 3, 3), halving(6), share_scales=True)
 SMALL = four_stages(72, (3, 3, 8, 3), (3, 4, 4, 4), falling(8), full_downsampling=True)
 BASE = four_stages(84, (3, 5, 10, 3), (4, 4, 4, 4), falling(8), full_downsampling=True)
 LARGE = four_stages(96, (3, 6, 12, 3), (4, 4, 4, 4), falling(8, offset=0.5), full_downsampling=True)
 
-# The published low-resolution networks start from the halving numbers as logits, not as probabilities.
+# The published low-resolution networks start from these as logits, not as probabilities.
+HALVING = (1 / 2, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
+
 LOWRES = PolyNeXtConfig(
     stages=(
         StageConfig(width=72, cells=2, stacks=3, coarse_kernel=3),

@@ -5,7 +5,7 @@ deep stacks of them stable.
 """
 
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d, init_kaiming
-from polynext.nn.norm import LayerNorm2d, PositionNorm2d, RowSumNorm
+from polynext.nn.norm import LayerNorm2d, NormMaker, PositionNorm2d, RowSumNorm
 from polynext.nn.polyattention import PolyAttention
 from polynext.nn.polyconv import PolyConv
 from polynext.nn.polymlp import PolyHead, PolyMLP
@@ -18,6 +18,7 @@ __all__ = [
     "LayerScale",
     "LearnableScale",
     "MultiInputSkip",
+    "NormMaker",
     "PointwiseConv2d",
     "PolyAttention",
     "PolyConv",

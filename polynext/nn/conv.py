@@ -4,12 +4,13 @@ Both take and return (B, C, H, W) and work in channels-last memory: there a poin
 matrix product and a norm over channels runs along contiguous memory, with no copy in between.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_weight
+
+from polynext.nn.dilated import dilated_depthwise
+
+torch.fx.wrap("dilated_depthwise")  # what it does depends on whether gradients are wanted
 
 
 class PointwiseConv2d(nn.Conv2d):
@@ -57,82 +58,6 @@ class DepthwiseConv2d(nn.Conv2d):
         if self.dilation == (1, 1) or self.stride != (1, 1):
             return super().forward(x)
         return dilated_depthwise(x, self.weight, self.dilation[0])
-
-
-SMALL_MAP = 100  # positions: up to 10x10, whose phases are smaller than a 5x5 kernel of dilation 2
-
-
-@torch.fx.wrap
-def dilated_depthwise(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
-    """A dilated depthwise convolution, with a backward pass of our own where PyTorch's is slow: on CPUs."""
-    if x.device.type != "cpu" or not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
-        return F.conv2d(x, weight, padding=same_padding(weight, dilation), dilation=dilation, groups=len(weight))
-    if torch.is_autocast_enabled("cpu"):
-        x, weight = (t.to(torch.get_autocast_dtype("cpu")) for t in (x, weight))
-    return DilatedDepthwise.apply(x, weight, dilation)
-
-
-def same_padding(weight: Tensor, dilation: int) -> int:
-    return dilation * (weight.shape[-1] // 2)
-
-
-class DilatedDepthwise(torch.autograd.Function):
-    """PyTorch's CPU backward of a dilated depthwise convolution takes many times its forward; this one a few times.
-
-    The gradient of the input is a depthwise convolution with the kernel turned round. That of the kernel is an ordinary
-    one on the interleaved phases of the map, each a dense image: every d-th row and column. On small maps, where phases
-    are smaller than the kernel and that is slow again, a matrix product of all pairs of positions is faster.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.dilation = dilation
-        return F.conv2d(x, weight, padding=same_padding(weight, dilation), dilation=dilation, groups=len(weight))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None]:
-        (grad,) = grads
-        x, weight = ctx.saved_tensors
-        d, padding, channels = ctx.dilation, same_padding(weight, ctx.dilation), len(weight)
-        grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=channels)
-        if ctx.needs_input_grad[1]:
-            if x.shape[2] * x.shape[3] <= SMALL_MAP:
-                grad_weight = kernel_gradient_by_pairs(x, grad, weight.shape[-1], d)
-            else:
-                grad_weight = conv2d_weight(
-                    phases(x, d), weight.shape, phases(grad, d), padding=weight.shape[-1] // 2, groups=channels
-                )
-        return grad_x, grad_weight, None
-
-
-def phases(x: Tensor, d: int) -> Tensor:
-    """(B, C, H, W) to (B d d, C, H/d, W/d): every d-th row and column, from each start, zeros at the far border."""
-    height, width = x.shape[2:]
-    if height % d or width % d:
-        x = F.pad(x, (0, -width % d, 0, -height % d))
-    x = x.permute(0, 2, 3, 1)
-    x = x.unflatten(2, (-1, d)).unflatten(1, (-1, d))  # (B, H/d, d, W/d, d, C)
-    return x.permute(0, 2, 4, 1, 3, 5).flatten(0, 2).permute(0, 3, 1, 2)
-
-
-def kernel_gradient_by_pairs(x: Tensor, grad: Tensor, kernel: int, d: int) -> Tensor:
-    """The kernel's gradient (C, 1, k, k) from the products of all pairs of positions, summed by their distance."""
-    height, width = x.shape[2:]
-    x, grad = (t.permute(1, 2, 3, 0).flatten(1, 2) for t in (x, grad))  # (C, H W, B)
-    pairs = grad @ x.transpose(1, 2)  # (C, H W, H W)
-    rows, columns = (tap_of_distance(n, kernel, d, x) for n in (height, width))  # (k, n, n)
-    taps = torch.einsum("ihg,jwv->ijhwgv", rows, columns).flatten(2).flatten(0, 1)  # (k k, (H W)^2)
-    return (pairs.flatten(1) @ taps.T).unflatten(1, (1, kernel, kernel))
-
-
-def tap_of_distance(length: int, kernel: int, d: int, like: Tensor) -> Tensor:
-    """(k, n, n): one where tap t carries input position j to output position i, that is j - i = (t - k // 2) d."""
-    position = torch.arange(length, device=like.device)
-    reach = (torch.arange(kernel, device=like.device) - kernel // 2) * d
-    return (position - position[:, None] == reach[:, None, None]).to(like.dtype)
 
 
 def init_kaiming(*convolutions: nn.Conv2d) -> None:

@@ -1,5 +1,7 @@
 """The norms: over channels for the main models, with running statistics for the fully polynomial ones."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -8,6 +10,9 @@ from torch import Tensor, nn
 from polynext.errors import PolyNeXtError
 
 MOMENTUM = 0.1
+
+# Makes a norm from a number of channels, `device` and `dtype`.
+NormMaker = Callable[..., nn.Module]
 
 
 class LayerNorm2d(nn.LayerNorm):

@@ -4,7 +4,6 @@ Shape letters: B batch, H and W feature map, N = H W tokens, h heads, d channels
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d
-from polynext.nn.norm import LayerNorm2d, RowSumNorm
+from polynext.nn.norm import LayerNorm2d, NormMaker, RowSumNorm
+from polynext.nn.windows import over_windows
 
 Normalisation = Literal["l1", "row_sum", "softmax"]
 
@@ -40,12 +40,11 @@ class PolyAttention(nn.Module):
         channels: C.
         heads: ceil(C / 64) by default.
         head_dim: d.
-        p: degree of the kernel, `degree` in the paper's words "polynomial degree p".
+        p: the kernel's exponent, the paper's "polynomial degree p"; the attribute `degree` is that of the operator.
         normalisation: of a query's weights: "l1" divides by the sum of their magnitudes, "row_sum" by a running
             estimate of their sum (needs `size`), "softmax" replaces the kernel by the exponential.
         size: the feature map (H, W), for "row_sum" only.
-        window: side of the square windows attention is confined to; None for the whole map. The windows tile the map
-            from its top left corner; those at the right and bottom border may be smaller.
+        window: side of the square windows attention is confined to (see `windows.py`); None for the whole map.
         norm: makes the pre-norm from a number of channels.
         out_norm: makes a norm in front of `w_out`; none by default.
     """
@@ -59,14 +58,19 @@ class PolyAttention(nn.Module):
         normalisation: Normalisation = "l1",
         size: tuple[int, int] | None = None,
         window: int | None = None,
-        norm: Callable[..., nn.Module] = LayerNorm2d,
-        out_norm: Callable[..., nn.Module] = nn.Identity,
+        norm: NormMaker = LayerNorm2d,
+        out_norm: NormMaker = nn.Identity,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
         if p < 1:
             raise PolyNeXtError(f"PolyAttention got p={p}: the degree of its kernel must be at least 1.")
+        if head_dim < 2:
+            raise PolyNeXtError(
+                f"PolyAttention got head_dim={head_dim}: its scale starts at head_dim^-1/2, as a sigmoid below 1; "
+                "give at least 2."
+            )
         if window is not None and window < 1:
             raise PolyNeXtError(f"PolyAttention got window={window}: give a side of at least 1, or None.")
         if normalisation not in ("l1", "row_sum", "softmax"):
@@ -144,7 +148,7 @@ class HeadScale(nn.Module):
 def kernel_attention(
     q: Tensor, k: Tensor, v: Tensor, p: int, window: int | None, magnitudes: bool
 ) -> tuple[Tensor, Tensor]:
-    """`A V` (B, H, W, h, d) and the row sums of A (B, H, W, h), for A = (Q K^T + 1)^p.
+    """`A V` (B, H, W, h, d) and the row sums of A (B, H, W, h), for A = (Q K^T + 1)^p, the scale s being part of Q.
 
     The division by a row sum is left to the caller: it then acts on N x d values instead of N x N weights, and a
     row's sum never needs more than that row, so blocks of queries are exact. `magnitudes` sums |A| instead, which
@@ -152,7 +156,7 @@ def kernel_attention(
     """
 
     def rows(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        weights = integer_power(q @ k.transpose(-2, -1) + 1, p)
+        weights = integer_power(q @ k.transpose(-2, -1) + 1, p)  # Equation 6; q carries s
         return weights @ v, (weights.abs() if magnitudes and p % 2 else weights).sum(dim=-1, keepdim=True)
 
     def tokens(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -185,42 +189,3 @@ def integer_power(x: Tensor, p: int) -> Tensor:
         return x
     half = integer_power(x, p // 2)
     return half * half * x if p % 2 else half * half
-
-
-def over_windows(
-    attend: Callable[..., tuple[Tensor, ...]], maps: tuple[Tensor, ...], window: int | None
-) -> tuple[Tensor, ...]:
-    """Applies `attend`, a function of (B, h, N, d) tensors, to maps (B, H, W, h, d), inside each window."""
-    height, width = maps[0].shape[1:3]
-    side = window or max(height, width)
-
-    def region(rows: slice, columns: slice) -> tuple[Tensor, ...]:
-        parts = [m[:, rows, columns] for m in maps]
-        tall, wide = parts[0].shape[1:3]
-        y, x = min(side, tall), min(side, wide)
-        grid = (-1, tall // y, wide // x)
-
-        def cut(m: Tensor) -> Tensor:  # to (B windows, h, N, d)
-            m = m.unflatten(2, (-1, x)).unflatten(1, (-1, y)).transpose(2, 3)
-            return m.flatten(3, 4).flatten(0, 2).transpose(1, 2)
-
-        def mend(m: Tensor) -> Tensor:  # back to (B, H, W, h, d)
-            m = m.transpose(1, 2).unflatten(1, (y, x)).unflatten(0, grid)
-            return m.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-
-        return tuple(mend(m) for m in attend(*(cut(m) for m in parts)))
-
-    grown_rows = [
-        join([region(rows, columns) for columns in strips(width, side)], dim=2) for rows in strips(height, side)
-    ]
-    return join(grown_rows, dim=1)
-
-
-def strips(length: int, side: int) -> list[slice]:
-    """An axis cut into the part that whole windows cover and the rest, if any."""
-    whole = length - length % side
-    return [s for s in (slice(0, whole), slice(whole, length)) if s.stop > s.start]
-
-
-def join(parts: list[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
-    return parts[0] if len(parts) == 1 else tuple(torch.cat(ts, dim=dim) for ts in zip(*parts, strict=True))

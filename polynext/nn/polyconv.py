@@ -1,12 +1,10 @@
 """PolyConv mixes positions by convolution."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d, init_kaiming
-from polynext.nn.norm import LayerNorm2d
+from polynext.nn.norm import LayerNorm2d, NormMaker
 
 
 class PolyConv(nn.Module):
@@ -36,7 +34,7 @@ class PolyConv(nn.Module):
         ratio: float = 1.0,
         coarse_kernel: int = 5,
         dilation: int = 2,
-        norm: Callable[..., nn.Module] = LayerNorm2d,
+        norm: NormMaker = LayerNorm2d,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):

@@ -1,13 +1,11 @@
 """PolyMLP mixes channels; PolyHead is its form in the classifier."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import PointwiseConv2d, init_kaiming
-from polynext.nn.norm import LayerNorm2d
+from polynext.nn.norm import LayerNorm2d, NormMaker
 
 
 class PolyMLP(nn.Module):
@@ -30,7 +28,7 @@ class PolyMLP(nn.Module):
         self,
         channels: int,
         ratio: float = 2.0,
-        norm: Callable[..., nn.Module] = LayerNorm2d,
+        norm: NormMaker = LayerNorm2d,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -56,13 +54,12 @@ class PolyHead(nn.Module):
 
         PolyHead(x) = W_o pool(W_a x + (W_a x) * (W_b x)) + bias
 
-    W_a and W_b are the two halves of the 1x1 convolution `w_ab`; pooling before the linear W_o (`fc`) equals pooling
-    after it. Shapes (B, C, H, W) to (B, classes); without pooling (B, classes, H, W). Degree 2.
+    W_a and W_b are the two halves of the 1x1 convolution `w_ab`, each of width 2 C; pooling before the linear W_o
+    (`fc`) equals pooling after it. Shapes (B, C, H, W) to (B, classes); without pooling (B, classes, H, W). Degree 2.
 
     Args:
         channels: C.
-        num_classes: 0 leaves out W_o and returns its input, of width `hidden`.
-        hidden: width of each branch, 2 C by default.
+        num_classes: 0 leaves out W_o and returns its input, of width 2 C.
         pool: "avg", or "" to classify each position.
         drop_rate: dropout before W_o.
     """
@@ -73,14 +70,13 @@ class PolyHead(nn.Module):
         self,
         channels: int,
         num_classes: int,
-        hidden: int | None = None,
         pool: str = "avg",
         drop_rate: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.hidden = hidden or 2 * channels
+        self.hidden = 2 * channels
         self.w_ab = PointwiseConv2d(channels, 2 * self.hidden, device=device, dtype=dtype)
         self.drop = nn.Dropout(drop_rate)
         self.reset(num_classes, pool)

@@ -71,8 +71,8 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((entries, channels), start, device=device, dtype=dtype))
 
     def scales(self) -> Tensor:
-        """The mean of each sublayer's factors."""
-        return self.gamma.mean(dim=1)
+        """gamma, a factor per entry and channel."""
+        return self.gamma
 
     def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
         return torch.addcmul(x, self.gamma[index][:, None, None], branch)

@@ -28,14 +28,16 @@ class Diagnostics:
         """While inside, a forward and backward pass fills the record of each cell.
 
         activation: root mean square of the cell's output; gradient: of the loss's gradient there; largest_product: the
-        largest absolute value of a Hadamard product in PolyConv or PolyMLP; scales: the residual scales.
+        largest absolute value of a Hadamard product in PolyConv or PolyMLP; scales: the residual scales, each the mean
+        over its channels if it has several.
         """
         records: dict[str, CellRecord] = {name: {"largest_product": 0.0} for name in self.cells}
         handles = []
         for name, cell in self.cells.items():
             record = records[name]
             if hasattr(cell.scale, "scales"):
-                record["scales"] = cell.scale.scales().detach().tolist()
+                scales = cell.scale.scales().detach()
+                record["scales"] = scales.reshape(len(scales), -1).mean(dim=1).tolist()
 
             def note_output(module: nn.Module, inputs: Any, output: Tensor, record: CellRecord = record) -> None:
                 record["activation"] = root_mean_square(output)

@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 
@@ -15,8 +15,11 @@ class Profile:
         self.seconds: dict[str, float] = defaultdict(float)
         self.start = time.perf_counter()
 
+    def __call__(self, part: str) -> AbstractContextManager[None]:
+        return self.timed(part) if self.enabled else nullcontext()
+
     @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
+    def timed(self, part: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - start
