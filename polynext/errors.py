@@ -6,3 +6,10 @@ class PolyNeXtError(ValueError):
 
     The command line prints that sentence and nothing else.
     """
+
+
+def require_at_least(least: float, **given: float) -> None:
+    """Raises if one of these settings is lower."""
+    for name, value in given.items():
+        if value < least:
+            raise PolyNeXtError(f"{name.replace('_', '-')} is {value}: give at least {least}.")

@@ -17,13 +17,14 @@ from polynext import paper
 from polynext.ablation import sweep as sweep_module
 from polynext.ablation.parts import FineConv, GeluMLP, SeparableConv, StandardAttention
 from polynext.ablation.report import Outcome, collect, draw, remark, table_rows, to_json
-from polynext.ablation.rows import ROWS, TABLES, halving
+from polynext.ablation.rows import ROWS, TABLES
 from polynext.ablation.setup import FAMILIES, baselines, widened
 from polynext.ablation.sweep import Run, Sweep, all_runs, run_sweep, train_runs
 from polynext.circuit.degree import is_polynomial
 from polynext.cli import main
 from polynext.errors import PolyNeXtError
 from polynext.models.network import Cell
+from polynext.models.polynext import halving
 from polynext.nn import LayerScale, LearnableScale, PolyAttention, PolyConv, PolyMLP, SigmoidScale
 
 DIGITS = baselines("digits")
@@ -50,9 +51,9 @@ def test_every_row_is_a_network_that_learns(name: str) -> None:
 
 
 def test_every_row_of_the_paper_has_a_name() -> None:
-    printed = [row["row"] for table in ("3", "4", "5") for row in paper.rows(table)]
-    listed = [row.name for table in ("modules", "stabilisation", "recipes") for row in TABLES[table]]
-    assert sorted(printed) == sorted(listed)
+    printed = [row["row"] for table in ("3", "4", "5", "dropin") for row in paper.rows(table)]
+    listed = [row.name for table in ("modules", "stabilisation", "recipes", "dropin") for row in TABLES[table]]
+    assert sorted(printed) == sorted(set(listed) - {"caformer-poly"})
     assert {row.family for row in ROWS.values()} <= set(FAMILIES)
 
 
@@ -231,7 +232,7 @@ def die_of_the_first(sweep: Sweep, runs: list[Run], out: Path, threads: int) -> 
         sweep_module.write_result(run, out, {"accuracy": 50.0, "seconds": 1.0})
 
 
-def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "polynext", "ablate", "addition", "--seeds", "1", "--budget", "2000"]
     process = subprocess.Popen([*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
     state = tmp_path / "cpolynext" / "seed-0" / "metrics.jsonl"
@@ -244,6 +245,39 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     assert "go on with the same command" in error
     assert list((tmp_path / "cpolynext" / "seed-0" / "states").glob("*.pt"))
     assert not list(tmp_path.rglob("result.json"))
+
+
+def test_a_shorter_run_warms_up_in_proportion() -> None:
+    """So that a row with another's optimiser warms up as the other does."""
+    sweep = Sweep("digits", steps=660)
+    theirs, ours = sweep.setup("convformer").train, sweep.setup("cpolynext-convformer-optimizer").train
+    assert theirs.epochs == ours.epochs == 30
+    assert theirs.schedule.warmup_epochs == ours.schedule.warmup_epochs == 2
+
+
+def test_a_rate_goes_with_its_batch_at_the_papers_scale() -> None:
+    setups = baselines("imagenet")
+    changed = ROWS["convformer-our-recipe"].change(setups["convformer"]).train
+    assert changed.batch_size == setups["cpolynext-s"].train.batch_size != setups["convformer"].train.batch_size
+    assert ROWS["convformer-our-optimizer"].change(baselines("digits")["convformer"]).train.batch_size == 64
+
+
+def test_networks_without_cells_are_not_looked_into() -> None:
+    sweep = Sweep("digits", diagnostics=True)
+    assert sweep.setup("addition").train.diagnostics
+    assert not sweep.setup("convformer-our-recipe").train.diagnostics
+
+
+def test_a_report_needs_no_more_than_its_folder(tmp_path: Path, capsys) -> None:
+    assert main(["ablate", "addition", "--report", "--out", str(tmp_path / "none")]) == 2
+    assert "holds no sweep" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    sweep_module.open_sweep(tmp_path / "sweep", QUICK)
+    sweep_module.write_result(Run("addition", 0), tmp_path / "sweep", {"accuracy": 12.5, "seconds": 1.0})
+    assert main(["ablate", "addition", "--report", "--out", str(tmp_path / "sweep")]) == 0
+    assert "12.50" in capsys.readouterr().out
+    moved = replace(QUICK, root="elsewhere")
+    sweep_module.open_sweep(tmp_path / "sweep", moved)  # data may move
 
 
 def test_differences_are_between_equal_seeds() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import tarfile
 
 import numpy as np
@@ -20,6 +21,7 @@ from polynext.data import (
     load_examples,
     training_transform,
 )
+from polynext.data.images import open_picture, read_image
 from polynext.data.sets import ArrayExamples, balanced_indices
 from polynext.errors import PolyNeXtError
 
@@ -72,6 +74,17 @@ def test_the_papers_augmentation_runs_on_colour_images() -> None:
     assert transform(image).shape == (3, 32, 32)
 
 
+def test_a_shift_goes_with_random_augmentation() -> None:
+    data = DataConfig(image_size=32, evaluation_resize=32, mean=(0.0,) * 3, std=(1.0,) * 3)
+    augment = AugmentConfig(crop="shift", hflip=0.0, rand_augment="", erasing=1e-9)
+    values = np.full((32, 32, 3), 255, dtype=np.uint8)
+    shifted = torch.stack([training_transform(data, augment)(Image.fromarray(values)) for _ in range(20)])
+    assert shifted.shape == (20, 3, 32, 32)
+    edges = [shifted[..., 0, :], shifted[..., -1, :], shifted[..., 0], shifted[..., -1]]
+    assert all((edge < 0.1).any() for edge in edges)  # what came in from outside is black
+    assert (shifted[..., 8:-8, 8:-8] > 0.9).all()
+
+
 def test_evaluation_resizes_and_crops_the_centre() -> None:
     data = DataConfig(image_size=224, evaluation_resize=232, mean=(0.0,) * 3, std=(1 / 255,) * 3)
     values = np.zeros((464, 696, 3), dtype=np.uint8)
@@ -108,6 +121,25 @@ def test_a_folder_of_classes(folder) -> None:
     assert small.image(4) is not small.image(4)
 
 
+def test_tiny_imagenet_as_it_is_distributed(folder) -> None:
+    images = folder / "val" / "images"
+    images.mkdir()
+    for i in range(2):
+        (folder / "val" / "dog" / f"{i}.png").rename(images / f"val_{i}.png")
+    shutil.rmtree(folder / "val" / "cat")
+    shutil.rmtree(folder / "val" / "dog")
+    (folder / "val" / "val_annotations.txt").write_text("val_0.png\tdog\t0\t0\t9\t9\nval_1.png\tcat\t0\t0\t9\t9\n")
+    test = load_examples(DataConfig(name="tiny-imagenet", root=folder), "test")
+    assert (test.classes, test.labels.tolist()) == (["cat", "dog"], [1, 0])
+
+
+def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path) -> None:
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    for read in (read_image, open_picture):
+        np.testing.assert_allclose(np.asarray(read(tmp_path / "deep.png"))[..., 0], ramp / 257, atol=1)
+
+
 def test_a_npz_file(tmp_path) -> None:
     images = np.zeros((6, 4, 4, 3), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", train_x=images, train_y=np.arange(6) % 2, test_x=images, test_y=np.arange(6) % 2)
@@ -117,7 +149,7 @@ def test_a_npz_file(tmp_path) -> None:
 
 def test_torchvision_sets_are_not_fetched_unasked(tmp_path) -> None:
     for name in ("cifar10", "svhn"):
-        with pytest.raises(PolyNeXtError, match=r"add --data\.download"):
+        with pytest.raises(PolyNeXtError, match=r"fetch it with --data\.download"):
             load_examples(DataConfig(name=name, root=tmp_path), "train")
 
 

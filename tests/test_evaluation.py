@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 import polynext  # noqa: F401  (registers the models)
 from polynext import paper
 from polynext.cli import main
+from polynext.cli.runs import digest
 from polynext.data import DataConfig
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
@@ -197,6 +199,33 @@ def test_a_run_is_evaluated_and_recorded(run: Path, capsys: pytest.CaptureFixtur
     assert record["top1"] == pytest.approx(best)
 
 
+def test_other_weights_of_a_run_are_taken_if_given(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(run), "--checkpoint", str(run / "last.safetensors"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["weights"] == digest(run / "last.safetensors")
+    assert (run / "last.digits.json").is_file()
+    assert main(["evaluate", str(run), "--pretrained"]) == 2
+    assert "leave --pretrained out" in capsys.readouterr().err
+
+
+def test_a_run_of_another_network_is_used_like_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And without its data."""
+    for label in "ab":
+        for split in ("train", "val"):
+            (tmp_path / "data" / split / label).mkdir(parents=True)
+            for i in range(4):
+                Image.fromarray(photograph(32)).save(tmp_path / "data" / split / label / f"{i}.png")
+    config = recipe("digits")
+    data = DataConfig(name="folder", root=tmp_path / "data", image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    model = replace(config.model, name="test_resnet")
+    train(replace(config, data=data, model=model, epochs=1, batch_size=4, micro_batch=4), tmp_path / "run", quiet=True)
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 8
+    picture = (tmp_path / "data" / "val" / "a" / "0.png").rename(tmp_path / "0.png")
+    shutil.rmtree(tmp_path / "data")
+    assert main(["predict", str(picture), "--model", str(tmp_path / "run"), "--json"]) == 0
+    assert {c["class"] for c in json.loads(capsys.readouterr().out)["classes"]} == {"a", "b"}
+
+
 def test_corrupted_digits_go_on_where_they_were(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,8 +241,7 @@ def test_corrupted_digits_go_on_where_they_were(
 
     monkeypatch.setattr(command, "CORRUPTIONS", {n: CORRUPTIONS[n] for n in ("contrast", "pixelate")})
     monkeypatch.setattr(command, "score", stops)
-    with pytest.raises(KeyboardInterrupt):
-        main(["evaluate", str(run), "--data", "digits-c"])
+    assert main(["evaluate", str(run), "--data", "digits-c"]) == 130
     partial = run / "best.digits-c.partial.json"
     assert len(json.loads(partial.read_text())["done"]) == 3
     assert main(["evaluate", str(run), "--data", "digits-c"]) == 0
@@ -230,6 +258,7 @@ def test_evaluation_mistakes_are_sentences(run: Path, tmp_path: Path, capsys: py
         (["cpolynext_tiny", "--data", "imagenet"], "imagenet needs its folder"),
         (["cpolynext_tiny", "--checkpoint", str(run / "best.safetensors")], "holds weights of cpolynext_nano"),
         (["resnet18", "--checkpoint", str(tmp_path / "x.pt")], "there is no file"),
+        ([str(run), "--batch-size", "0"], "batch-size is 0: give at least 1"),
     ]:
         assert main(["evaluate", *arguments]) == 2
         assert sentence in capsys.readouterr().err

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 import polynext
@@ -93,6 +96,51 @@ def test_head_dropout_is_set_and_a_head_without_it_is_told() -> None:
     assert model.head.drop.p == 0.3
     with pytest.raises(polynext.PolyNeXtError, match="no dropout in its head"):
         engine_module.set_head_dropout(nn.Linear(2, 2), 0.3)
+
+
+def test_head_dropout_of_a_metaformer_is_before_its_classifier() -> None:
+    model = timm.create_model("convformer_s18", drop_rate=0.4, device="meta")
+    engine_module.set_head_dropout(model, 0.3)
+    assert (model.head.drop.p, model.head.fc.head_drop.p) == (0.0, 0.3)
+
+
+# Where a run starts from, and what it refuses
+
+
+def test_a_network_for_other_classes_is_fine_tuned(tmp_path) -> None:
+    before = polynext.create_model("cpolynext_nano", num_classes=7, in_chans=1)
+    save_file(before.state_dict(), tmp_path / "seven.safetensors")
+    config = short(model=ModelConfig(name="cpolynext_nano", initial_weights=tmp_path / "seven.safetensors"))
+    with pytest.warns(UserWarning, match=r"is for other classes: head\.fc\.bias, head\.fc\.weight start afresh"):
+        model = engine_module.build_model(config, 10)
+    torch.testing.assert_close(model.stem.weight, before.stem.weight)
+    assert len(model.head.fc.weight) == 10
+    with pytest.raises(polynext.PolyNeXtError, match="misshapen"):
+        engine_module.build_model(dataclasses.replace(config, data=DataConfig(mean=(0.5,) * 3, std=(0.5,) * 3)), 7)
+
+
+def test_classes_that_mean_something_else_in_testing_are_refused(tmp_path) -> None:
+    for split, names in (("train", "abc"), ("val", "bc")):
+        for name in names:
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("L", (8, 8)).save(tmp_path / split / name / "0.png")
+    config = short(data=DataConfig(name="folder", root=tmp_path), batch_size=2, micro_batch=2)
+    with pytest.raises(polynext.PolyNeXtError, match=r"3 classes for training \(a, b, c\) and others for testing"):
+        Trainer(config, RunFolder(tmp_path / "run"), ALONE)
+
+
+def test_a_resumed_run_takes_new_options_and_keeps_its_network(tmp_path) -> None:
+    config = short(epochs=1)
+    train(config, tmp_path / "run", quiet=True)
+    other = dataclasses.replace(config, model=ModelConfig(name="apolynext_nano"))
+    with pytest.raises(polynext.PolyNeXtError, match="is of another network: leave --model as it was"):
+        train(other, tmp_path / "run", resume=True, quiet=True)
+    assert from_yaml((tmp_path / "run" / "config.yaml").read_text()) == config
+    heavier = dataclasses.replace(config, epochs=2, optimizer=dataclasses.replace(config.optimizer, weight_decay=0.7))
+    trainer = Trainer(heavier, RunFolder(tmp_path / "run"), ALONE)
+    trainer.restore(RunFolder(tmp_path / "run").load_state())
+    assert trainer.optimizer.param_groups[0]["weight_decay"] == 0.7
+    assert trainer.optimizer.state  # its moments are those of before
 
 
 # Accumulation, processes, interruption

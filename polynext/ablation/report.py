@@ -12,7 +12,7 @@ from polynext import paper
 from polynext.ablation.rows import ROWS
 from polynext.ablation.sweep import Run, Sweep
 
-PAPER_TABLES = ("3", "4", "5")
+PAPER_TABLES = ("3", "4", "5", "dropin")
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,11 @@ def draw(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
     axes.plot([], [], "D", color="black", markersize=5, fillstyle="none", linestyle="", label="the paper, on ImageNet")
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=1.0)
+    low, high = axes.get_xlim()
+    axes.set_xticks([tick for tick in (-50, -20, -10, -5, -2, -1, 0, 1, 2, 5, 10) if low <= tick <= high])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_yticks(range(len(changed)), [f"{one.what} ({one.family[0].upper()})" for one in changed], fontsize=8)
-    axes.set_xlabel("difference from the baseline in accuracy (points)")
+    axes.set_xlabel("difference from the baseline in accuracy (points, logarithmic beyond 1)")
     axes.set_title(title, fontsize=10)
     axes.legend(frameon=False, loc="lower left", fontsize=8)
     axes.grid(axis="x", alpha=0.25)

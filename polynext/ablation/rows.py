@@ -25,7 +25,7 @@ from polynext.ablation.parts import (
     gelu_both_branches,
     gelu_one_branch,
 )
-from polynext.ablation.setup import Setup, widened
+from polynext.ablation.setup import Setup, shortened, widened
 from polynext.models.network import (
     Blocks,
     Downsampling,
@@ -34,11 +34,11 @@ from polynext.models.network import (
     Size,
     StageConfig,
 )
-from polynext.models.polynext import HALVING, falling
+from polynext.models.polynext import falling, halving
 from polynext.nn import LayerScale, LearnableScale, PolyAttention, PolyConv
 from polynext.recipes import recipe
 
-Table = Literal["modules", "stabilisation", "recipes", "further"]
+Table = Literal["modules", "stabilisation", "recipes", "dropin", "further"]
 Change = Callable[[Setup], Setup]
 
 
@@ -211,15 +211,15 @@ STABILISATION = rows(
 )  # fmt: skip
 
 
-# Cross-recipe (Table 5). Optimiser: with its rate, decay, clipping and warmup. Regularisation: everything else.
+# Cross-recipe (Table 5). Optimiser: with its rate, batch, decay, clipping and warmup. Regularisation: everything else.
 
 
 def optimizer_of(source: str) -> Change:
     def change(setup: Setup) -> Setup:
-        theirs, train = recipe(source), setup.train
-        warmup = math.ceil(theirs.schedule.warmup_epochs * train.epochs / theirs.epochs)
-        schedule = replace(theirs.schedule, warmup_epochs=warmup)
-        return replace(setup, train=replace(train, optimizer=theirs.optimizer, schedule=schedule))
+        theirs, train = shortened(recipe(source), setup.train.epochs), setup.train
+        if train.data.name == theirs.data.name:  # a rate goes with its batch, at its own scale
+            train = replace(train, batch_size=theirs.batch_size, micro_batch=theirs.micro_batch)
+        return replace(setup, train=replace(train, optimizer=theirs.optimizer, schedule=theirs.schedule))
 
     return change
 
@@ -261,6 +261,21 @@ RECIPES = [
 ]  # fmt: skip
 
 
+# Module drop-in (Section 4.3)
+
+
+def with_mixers(conv: Any = None, attention: Any = None) -> Change:
+    return lambda setup: replace(setup, mixers={"conv": conv, "attention": attention, "mlp": None})
+
+
+DROPIN = rows(
+    "dropin", "caformer",
+    ("caformer-polyconv", "CAFormer-S18, convolutions -> PolyConv", with_mixers(conv=PolyConv)),
+    ("caformer-polyattn", "CAFormer-S18, attention -> PolyAttn", with_mixers(attention=PolyAttention)),
+    ("caformer-poly", "CAFormer-S18, both", with_mixers(PolyConv, PolyAttention)),
+)  # fmt: skip
+
+
 # What a reader may ask further; the paper has no figures for these.
 
 
@@ -273,12 +288,6 @@ def with_scales(logits: Callable[[int], tuple[float, ...]]) -> Change:
         return replace(setup, architecture=replace(setup.architecture, scale_logits=logits(entries)))
 
     return change
-
-
-def halving(entries: int) -> tuple[float, ...]:
-    """sigmoid(lambda) = 1/2, 1/2, 1/4, 1/8, ..."""
-    shares = (HALVING[0], *(2.0**-i for i in range(1, entries)))
-    return tuple(math.log(p / (1 - p)) for p in shares[:entries])
 
 
 FURTHER = [
@@ -302,10 +311,11 @@ FURTHER = [
     ),
 ]  # fmt: skip
 
-ROWS: dict[str, Row] = {row.name: row for row in [*MODULES, *STABILISATION, *RECIPES, *FURTHER]}
+ROWS: dict[str, Row] = {row.name: row for row in [*MODULES, *STABILISATION, *RECIPES, *DROPIN, *FURTHER]}
 TABLES: dict[str, list[Row]] = {
     "modules": MODULES,
     "stabilisation": STABILISATION,
     "recipes": RECIPES,
+    "dropin": DROPIN,
     "further": FURTHER,
 }

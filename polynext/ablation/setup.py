@@ -3,40 +3,39 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-import timm
 from torch import nn
 
 from polynext.errors import PolyNeXtError
 from polynext.models.costs import count_macs, count_parameters
+from polynext.models.dropin import replace_mixers
 from polynext.models.network import Blocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from polynext.models.polynext import CONFIGS, falling
 from polynext.recipes import recipe
 from polynext.training import EmaConfig, TrainConfig
+from polynext.training.engine import build_model
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A network to train and how to train it. Without an architecture it is the model that `train.model` names."""
+    """A network to train and how to train it.
+
+    Without an architecture it is the model that `train.model` names, with `mixers` (replace_mixers' options) put in.
+    """
 
     train: TrainConfig
     classes: int
     architecture: PolyNeXtConfig | None = None
     blocks: Blocks | None = None
+    mixers: dict[str, Any] | None = None
 
     def build(self, train: TrainConfig, classes: int, device: str | None = None) -> nn.Module:
         """The network; `device="meta"` to count only."""
-        data, model = train.data, train.model
         if self.architecture is None:
-            options = {"drop_path_rate": model.drop_path} if model.drop_path else {}
-            return timm.create_model(
-                model.name,
-                num_classes=classes,
-                in_chans=len(data.mean),
-                drop_rate=model.dropout,
-                device=device,
-                **options,
-            )
+            named = build_model(train, classes, device)
+            return replace_mixers(named, **self.mixers)[0] if self.mixers else named
+        data, model = train.data, train.model
         return PolyNeXt(
             self.architecture,
             in_chans=len(data.mean),
@@ -111,15 +110,21 @@ def baselines(scale: str) -> dict[str, Setup]:
 
 def as_trained_by(theirs: TrainConfig, small: TrainConfig) -> TrainConfig:
     """A recipe's network, optimiser and regularisation on the data and in the time of a small one."""
-    warmup = math.ceil(theirs.schedule.warmup_epochs * small.epochs / theirs.epochs)
     return replace(
         small,
         model=theirs.model,
         augment=theirs.augment,
         optimizer=theirs.optimizer,
-        schedule=replace(theirs.schedule, warmup_epochs=warmup),
+        schedule=shortened(theirs, small.epochs).schedule,
         ema=theirs.ema,
     )
+
+
+def shortened(train: TrainConfig, epochs: int) -> TrainConfig:
+    """A run of other length, its warmup in proportion, but for the two epochs that make one at all."""
+    warmup = train.schedule.warmup_epochs
+    warmup = max(min(warmup, 2), math.ceil(warmup * epochs / train.epochs))
+    return replace(train, epochs=epochs, schedule=replace(train.schedule, warmup_epochs=warmup))
 
 
 def widened(setup: Setup, stacks: int) -> Setup:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from polynext.ablation.rows import ROWS
-from polynext.ablation.setup import FAMILIES, Setup, baselines
+from polynext.ablation.setup import FAMILIES, Setup, baselines, shortened
 from polynext.data import DataConfig, load_examples
 from polynext.errors import PolyNeXtError
 from polynext.training import DivergedError, Interrupted, train
@@ -65,9 +65,10 @@ class Sweep:
         if self.steps:
             in_an_epoch = training_images(data) // train.batch_size
             epochs = math.ceil(self.steps / max(in_an_epoch, 1))
-        log_steps = STEPS_BETWEEN_DIAGNOSTICS if self.diagnostics else train.log_steps
-        train = replace(train, data=data, epochs=epochs, evaluate_every=epochs)
-        return replace(setup, train=replace(train, diagnostics=self.diagnostics, log_steps=log_steps))
+        train = replace(shortened(train, epochs), data=data, evaluate_every=epochs)
+        if self.diagnostics and setup.architecture is not None:  # others have no cells to look into
+            train = replace(train, diagnostics=True, log_steps=STEPS_BETWEEN_DIAGNOSTICS)
+        return replace(setup, train=train)
 
     def setup(self, name: str) -> Setup:
         """A row's, or of an unchanged family."""
@@ -105,7 +106,7 @@ def open_sweep(out: Path, sweep: Sweep) -> None:
     """Starts a sweep's folder, or checks that it is this one's."""
     file = out / "sweep.json"
     if file.is_file():
-        before = Sweep(**json.loads(file.read_text()))
+        before = replace(read_sweep(out), root=sweep.root)  # data may have moved
         if before != sweep:
             raise PolyNeXtError(
                 f"{out} holds runs with {differences(before, sweep)}: give the same again, or another --out."
@@ -113,6 +114,14 @@ def open_sweep(out: Path, sweep: Sweep) -> None:
         return
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(asdict(sweep), indent=2).encode())
+
+
+def read_sweep(out: Path) -> Sweep:
+    """What the runs in a folder share."""
+    file = out / "sweep.json"
+    if not file.is_file():
+        raise PolyNeXtError(f"{out} holds no sweep: give the --out of one.")
+    return Sweep(**json.loads(file.read_text()))
 
 
 def differences(before: Sweep, now: Sweep) -> str:
@@ -201,7 +210,7 @@ def train_run(sweep: Sweep, run: Run, out: Path) -> dict[str, Any]:
     train(config, folder.path, resume=folder.states.is_dir(), quiet=True, build=setup.build)
     last = [record for record in folder.records() if "test_accuracy" in record][-1]
     return {
-        "accuracy": last.get("ema_test_accuracy", last["test_accuracy"]),
+        "accuracy": max(last["test_accuracy"], last.get("ema_test_accuracy", 0.0)),
         "steps": last["step"],
         "seconds": time.monotonic() - start,
     }

@@ -49,8 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PolyNeXtError as error:
         print(f"polynext {command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # somebody read as much as they wanted, as `| head` does
         sys.stderr.close()
+    except OSError as error:
+        print(f"polynext {command}: {error.filename or 'the system'}: {error.strerror or error}.", file=sys.stderr)
+        return 2
     return 0
 
 

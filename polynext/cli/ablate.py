@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from tqdm import tqdm
 
 from polynext.ablation.report import HEADER, collect, draw, paper_difference, table_rows, to_json
 from polynext.ablation.rows import ROWS, TABLES
-from polynext.ablation.sweep import Run, Sweep, all_runs, open_sweep, run_sweep
+from polynext.ablation.sweep import Run, Sweep, all_runs, read_sweep, run_sweep
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
 from polynext.training.diagnostics import draw_diagnostics
@@ -37,7 +38,7 @@ def main(
     and does not stop the others. More seeds or rows can be added later.
 
     Args:
-        tables: modules, stabilisation, recipes, further, or names of rows; modules by default.
+        tables: modules, stabilisation, recipes, dropin, further, or names of rows; modules by default.
         list_rows: list all rows with the paper's differences, and stop.
         recipe: digits, cifar10, or imagenet for the paper's own scale.
         budget: optimiser steps of each run; the recipe's own length by default.
@@ -45,7 +46,7 @@ def main(
         seeds: runs of each row.
         root: folder or .npz file of the data; the recipe's by default.
         processes: how many runs at a time.
-        report: train nothing, show what there is.
+        report: train nothing, show what there is in --out.
         diagnostics: watch what happens inside the cells, and draw it for each row.
         out: folder of the runs and the report; runs/ablate-RECIPE by default.
         json: print JSON instead of a table.
@@ -58,18 +59,21 @@ def main(
         raise PolyNeXtError("a sweep needs at least one seed and one process, and no negative budget or images.")
     names = rows_of(tables or ("modules",))
     folder = out or Path("runs") / f"ablate-{recipe}"
-    sweep = Sweep(recipe, budget, images, str(root) if root else "", diagnostics)
     if report:
-        open_sweep(folder, sweep)
+        sweep = read_sweep(folder)
+        sweep = replace(sweep, root=str(root)) if root else sweep
     else:
+        sweep = Sweep(recipe, budget, images, str(root) if root else "", diagnostics)
         train_all(sweep, all_runs(names, seeds), folder, processes)
     outcomes = collect(sweep, names, seeds, folder)
     record = to_json(sweep, outcomes)
     (folder / "report.json").write_text(jsonlib.dumps(record, indent=2))
-    scale = f"{recipe}" + (f", {budget} steps" if budget else "") + (f", {images} images" if images else "")
+    steps, limit = f", {sweep.steps} steps" if sweep.steps else "", f", {sweep.images} images" if sweep.images else ""
+    scale = f"{sweep.recipe}{steps}{limit}"
     draw(outcomes, f"{scale}, {seeds} seeds", folder / "report.png")
-    if diagnostics:
-        first = {one.what: RunFolder(Run(one.name, 0).folder(folder)) for one in outcomes}
+    if sweep.diagnostics:
+        watched = [one for one in outcomes if sweep.setup(one.name).architecture is not None]
+        first = {f"{one.name}: {one.what}": RunFolder(Run(one.name, 0).folder(folder)) for one in watched}
         draw_diagnostics(first, folder / "diagnostics.png")
     if json:
         print(jsonlib.dumps(record, indent=2))

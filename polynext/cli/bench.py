@@ -17,7 +17,7 @@ from polynext import paper
 from polynext.bench.candidates import Candidate, Setting
 from polynext.bench.figures import draw
 from polynext.bench.measure import Measurement, measure
-from polynext.cli.table import table
+from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError
 
 DEFAULT_MODELS = ("cpolynext_tiny", "apolynext_tiny", "monet_tiny", "convformer_s18", "caformer_s18")
@@ -83,19 +83,19 @@ def main(
         measured = measure(candidates, setting, rounds, memory, progress)
 
     record: dict[str, Any] = {"setting": setting_of(setting), "measurements": [m.to_json() for m in measured]}
+    if json:
+        print(jsonlib.dumps(record, indent=2))
+    else:
+        print(", ".join(f"{key} {value}" for key, value in record["setting"].items() if key != "command"))
+        print()
+        print(paper_comparison(measured) if paper_table else comparison(measured))
+        for candidate, reason in skipped.items():
+            print(f"{candidate.model} {candidate.engine}: not measured, {reason}")
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(jsonlib.dumps(record, indent=2))
     if plot:
         draw(plot, measured, where=f", {device}")
-    if json:
-        print(jsonlib.dumps(record, indent=2))
-        return
-    print(", ".join(f"{key} {value}" for key, value in record["setting"].items() if key != "command"))
-    print()
-    print(paper_comparison(measured) if paper_table else comparison(measured))
-    for candidate, reason in skipped.items():
-        print(f"{candidate.model} {candidate.engine}: not measured, {reason}")
 
 
 def setting_of(setting: Setting) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def comparison(measured: Sequence[Measurement]) -> str:
             m.candidate.model,
             m.candidate.engine,
             f"{m.parameters / 1e6:.2f}",
-            f"{m.macs / 1e9:.3f}" if m.macs >= 1e8 else f"{m.macs / 1e9:.5f}",
+            gigamacs(m.macs),
             f"{m.throughput:.4g}",
             percent(m.batch.spread),
             f"{m.throughput / first.throughput:.2f}",

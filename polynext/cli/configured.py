@@ -59,6 +59,8 @@ class ConfiguredCommand(Generic[Config]):
         named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
         default = self.options(config=self.starting_config(named, resumed_folder(arguments)))
         options = tyro.cli(self.options, args=arguments, default=default, prog=self.name, description=self.description)
+        if options.resume and options.out:
+            raise PolyNeXtError(f"both --resume {options.resume} and --out were given: a resumed run keeps its folder.")
         if options.print_config:
             print(to_yaml(options.config), end="")
             return 0

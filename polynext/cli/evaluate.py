@@ -1,10 +1,9 @@
 """`polynext evaluate`."""
 
-import hashlib
 import json as jsonlib
 import platform
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,27 +13,17 @@ import tyro
 from tqdm import tqdm
 
 import polynext
-from polynext.cli.runs import load_run
+from polynext.cli.runs import Subject, load_subject
 from polynext.cli.table import table
 from polynext.data import DataConfig
 from polynext.distributed import Processes, processes
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, require_at_least
 from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
 from polynext.evaluation.scores import ALEXNET_ERRORS, Scores, mean_corruption_error, score
 from polynext.evaluation.sets import ALL_NAMES, corrupted_folder, open_corrupted, open_set
-from polynext.models.checkpoints import identify, load_weights, model_for, read_weights
+from polynext.models.published import some
 from polynext.paper import published_figure
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is evaluated: a network, its weights and how its images are prepared."""
-
-    name: str
-    model: Any
-    weights: str  # a hash, or what they are instead of trained
-    checkpoint: Path | None
-    data: DataConfig
+from polynext.training.folder import write_atomically
 
 
 def main(
@@ -66,73 +55,36 @@ def main(
         batch_size: images at a time; the result does not depend on it.
         workers: processes that prepare images.
         per_class: show the accuracy of every class.
-        out: the JSON file to write; beside the checkpoint by default.
+        out: the JSON file to write; beside the checkpoint, or in runs/evaluate without one, by default.
         json: print the JSON instead of a table.
     """
+    require_at_least(1, batch_size=batch_size)
     with processes() as group:
-        subject = load_subject(model, checkpoint, pretrained, group)
+        subject = load_subject(model, checkpoint, pretrained, group.device)
         name = data or subject.data.name
-        if name not in ALL_NAMES:
+        if name not in (*ALL_NAMES, subject.data.name):
             raise PolyNeXtError(f"there is no evaluation set {name!r}: choose one of {', '.join(ALL_NAMES)}.")
         config = replace(subject.data, root=root or (subject.data.root if name.startswith(subject.data.name) else None))
         target = out or result_file(subject, name)
+        about = header(subject, name, config)
         if name.endswith("-c"):
-            found = evaluate_corrupted(subject, name, config, group, batch_size, workers, target)
+            found = evaluate_corrupted(subject, about, config, group, batch_size, workers, target)
         else:
             found = evaluate_clean(subject, name, config, group, batch_size, workers)
         if not group.first:
             return
-        record = {**header(subject, name, config), **found}
-        if target:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(jsonlib.dumps(record, indent=2))
+        record = about | found
         if json:
             print(jsonlib.dumps(record, indent=2))
         else:
             show(record, per_class, target)
+        write_atomically(target, jsonlib.dumps(record, indent=2).encode())
 
 
-def load_subject(name: str, checkpoint: Path | None, pretrained: bool, group: Processes) -> Subject:
-    if Path(name).is_dir():
-        run = load_run(Path(name))
-        best = Path(name) / "best.safetensors"
-        return Subject(run.config.model.name, run.model.to(group.device), digest(best), best, run.config.data)
-    if not timm.is_model(name):
-        raise PolyNeXtError(f"{name!r} is neither a model nor the folder of a run: see `polynext models`.")
-    if checkpoint is not None and name.split(".")[0] in polynext.list_models():
-        weights = read_weights(checkpoint)
-        if identify(weights) != name.split(".")[0]:
-            raise PolyNeXtError(f"{checkpoint} holds weights of {identify(weights)}, not of {name}.")
-        model: Any = model_for(name.split(".")[0], weights, device="cpu")
-    else:
-        model = timm.create_model(name, pretrained=pretrained)
-    if checkpoint is not None:
-        load_weights(model, checkpoint)
-    weights_name = digest(checkpoint) if checkpoint else "published" if pretrained else "untrained"
-    return Subject(name, model.to(group.device), weights_name, checkpoint, preprocessing(model))
-
-
-def preprocessing(model: Any) -> DataConfig:
-    """What a timm model says about its images."""
-    given = timm.data.resolve_model_data_config(model)
-    size = given["input_size"][-1]
-    return DataConfig(
-        name="imagenet",
-        image_size=size,
-        evaluation_resize=int(size / given["crop_pct"] + 1e-6),
-        evaluation_interpolation=given["interpolation"],
-        mean=tuple(given["mean"]),
-        std=tuple(given["std"]),
-    )
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def result_file(subject: Subject, data: str) -> Path | None:
+def result_file(subject: Subject, data: str) -> Path:
+    data = data.replace("/", "-")
     if subject.checkpoint is None:
-        return None
+        return Path("runs") / "evaluate" / f"{subject.name}.{data}.json"
     return subject.checkpoint.with_name(f"{subject.checkpoint.stem}.{data}.json")
 
 
@@ -157,6 +109,11 @@ def evaluate_clean(
     subject: Subject, name: str, config: DataConfig, group: Processes, batch_size: int, workers: int
 ) -> dict[str, Any]:
     chosen = open_set(name, config)
+    if subject.classes and name == subject.data.name and chosen.examples.classes != subject.classes:
+        raise PolyNeXtError(
+            f"{name} has the classes {some(chosen.examples.classes, 3)} and the network {some(subject.classes, 3)}: "
+            "evaluate it on data of its own classes."
+        )
     found = score(subject.model, chosen, group, batch_size, workers)
     classes = {
         label: {"images": n, "right": r}
@@ -177,19 +134,21 @@ def counts(found: Scores) -> dict[str, Any]:
 
 def evaluate_corrupted(
     subject: Subject,
-    name: str,
+    about: dict[str, Any],
     config: DataConfig,
     group: Processes,
     batch_size: int,
     workers: int,
-    target: Path | None,
+    target: Path,
 ) -> dict[str, Any]:
     """All corruptions and severities. What is done is kept in a file until all is."""
-    partial = target.with_suffix(".partial.json") if target else None
+    name = about["data"]
+    partial = target.with_suffix(".partial.json")
     done: dict[str, dict[str, Any]] = {}
-    if partial and partial.is_file():
+    task_of = {key: about[key] for key in ("model", "weights", "data", "root")}
+    if partial.is_file():
         kept = jsonlib.loads(partial.read_text())
-        done = kept["done"] if kept["weights"] == subject.weights else {}
+        done = kept["done"] if kept["of"] == task_of else {}
     tasks = [(c, s) for c in CORRUPTIONS for s in SEVERITIES]
     if name == "imagenet-c":
         for task in tasks:  # before an hour's work is lost to a missing folder
@@ -200,9 +159,9 @@ def evaluate_corrupted(
             continue
         chosen = open_corrupted(name, config, corruption, severity)
         done[key] = counts(score(subject.model, chosen, group, batch_size, workers))
-        if partial and group.first:
-            partial.write_text(jsonlib.dumps({"weights": subject.weights, "done": done}))
-    if partial and group.first:
+        if group.first:
+            write_atomically(partial, jsonlib.dumps({"of": task_of, "done": done}).encode())
+    if group.first:
         partial.unlink(missing_ok=True)
     errors = {c: [100 - done[f"{c}/{s}"]["top1"] for s in SEVERITIES] for c in CORRUPTIONS}
     mean = sum(map(sum, errors.values())) / (len(CORRUPTIONS) * len(SEVERITIES))
@@ -212,7 +171,7 @@ def evaluate_corrupted(
     return found
 
 
-def show(record: dict[str, Any], per_class: bool, target: Path | None) -> None:
+def show(record: dict[str, Any], per_class: bool, target: Path) -> None:
     published = "-" if record["published"] is None else f"{record['published']:.1f}"
     print(f"{record['model']} ({record['weights']} weights) on {record['data']}\n")
     if "corruptions" in record:
@@ -225,8 +184,7 @@ def show(record: dict[str, Any], per_class: bool, target: Path | None) -> None:
             classes = record["classes"].items()
             rows = [(n, str(c["images"]), f"{100 * c['right'] / c['images']:.1f}") for n, c in classes if c["images"]]
             print("\n" + table(("class", "images", "top-1 (%)"), rows))
-    if target:
-        print(f"\n{target}")
+    print(f"\n{target}")
 
 
 def show_corruptions(record: dict[str, Any], published: str) -> None:

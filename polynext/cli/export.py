@@ -6,10 +6,9 @@ from typing import Annotated
 import torch
 import tyro
 
-from polynext.cli.evaluate import load_subject
-from polynext.data.sets import read_image
+from polynext.cli.runs import load_subject
+from polynext.data.images import open_picture
 from polynext.data.transforms import evaluation_transform
-from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.export import SUFFIXES, Format, check, export, sample_images
 from polynext.models import PolyNeXt
@@ -38,8 +37,8 @@ def main(
         out: the file; the model's name with .onnx or .pt2 by default.
         images: image files to check with; two photographs, or digits for small grey images, by default.
     """
-    subject = load_subject(model, checkpoint, pretrained, Processes(0, 1, torch.device("cpu")))
-    network = subject.model.eval()
+    subject = load_subject(model, checkpoint, pretrained)
+    network = subject.model
     if fold:
         if not isinstance(network, PolyNeXt):
             raise PolyNeXtError(f"{subject.name} cannot be folded: only our models can, leave --fold out.")
@@ -49,7 +48,7 @@ def main(
     if path.suffix != SUFFIXES[format]:
         raise PolyNeXtError(f"{path} does not end in {SUFFIXES[format]}, as a file of format {format} should.")
     transform = evaluation_transform(subject.data)
-    real = torch.stack([transform(read_image(i)) for i in images]) if images else sample_images(size, transform)
+    real = torch.stack([transform(open_picture(i)) for i in images]) if images else sample_images(size, transform)
     path.parent.mkdir(parents=True, exist_ok=True)
     export(network, size, path, format)
     found = check(network, path, {"random": torch.randn(3, *size), "real": real})

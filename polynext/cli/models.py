@@ -13,7 +13,7 @@ import tyro
 from tqdm import tqdm
 
 from polynext.bench.figures import draw
-from polynext.cli.table import table
+from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError
 from polynext.models import list_models
 from polynext.models.costs import count_macs, count_parameters
@@ -60,7 +60,7 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
         (
             s.name,
             f"{s.parameters:,}",
-            f"{s.macs / 1e9:.3f}" if s.macs >= 1e8 else f"{s.macs / 1e9:.5f}",
+            gigamacs(s.macs),
             "x".join(map(str, s.input_size)),
             ", ".join(f"{top1} {data}" for data, top1 in s.published_top1.items()) or "-",
             "fully polynomial" if s.fully_polynomial else "activation-free",

@@ -5,17 +5,17 @@ import json as jsonlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import tyro
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
+from timm.data import ImageNetInfo
 
-from polynext.cli.evaluate import load_subject
-from polynext.data.sets import IMAGE_SUFFIXES
+from polynext.cli.runs import Subject, load_subject
+from polynext.data.images import IMAGE_SUFFIXES, open_picture
 from polynext.data.transforms import evaluation_transform
-from polynext.distributed import Processes
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, require_at_least
 
 
 def run(arguments: list[str]) -> int:
@@ -43,19 +43,20 @@ def predict(
     """
     if checkpoint is None and not pretrained and not Path(model).is_dir():
         raise PolyNeXtError(f"{model} is untrained as it is: give --checkpoint, --pretrained or the folder of a run.")
-    subject = load_subject(model, checkpoint, pretrained, Processes(0, 1, torch.device("cpu")))
+    require_at_least(1, top=top)
+    subject = load_subject(model, checkpoint, pretrained)
     transform = evaluation_transform(subject.data)
     names = class_names(subject)
     status = 0
     for path in found(images):
         try:
             picture = open_image(path)
-        except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-            print(f"polynext predict: {path} cannot be read as an image ({error}).", file=sys.stderr)
+        except PolyNeXtError as error:
+            print(f"polynext predict: {error}", file=sys.stderr)
             status = 1
             continue
         with torch.inference_mode():
-            chances = subject.model.eval()(transform(picture)[None]).float().softmax(dim=1)[0]
+            chances = subject.model(transform(picture)[None]).float().softmax(dim=1)[0]
         best = chances.topk(min(top, len(chances)))
         guesses = [(names[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
         if json:
@@ -81,29 +82,13 @@ def found(images: list[str]) -> Iterator[str]:
 
 
 def open_image(path: str) -> Image.Image:
-    """An image of any kind as RGB, upright; 16-bit greys are scaled to 8."""
-    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    with Image.open(io.BytesIO(data)) as file:
-        file.load()
-        picture = ImageOps.exif_transpose(file)
-    if picture.mode.startswith("I"):
-        picture = picture.point(lambda value: value / 257).convert("L")
-    if "A" in picture.getbands() or "transparency" in picture.info:
-        clear = Image.new("RGBA", picture.size, "white")
-        clear.alpha_composite(picture.convert("RGBA"))
-        picture = clear
-    return picture.convert("RGB")
+    return open_picture(io.BytesIO(sys.stdin.buffer.read()) if path == "-" else Path(path))
 
 
-def class_names(subject: Any) -> list[str]:
-    """Names where they are known: ImageNet's words, a run's classes; otherwise numbers."""
-    from polynext.data import load_examples
-
-    count = subject.model.num_classes
-    if subject.data.name == "imagenet":
-        if count != 1000:
-            return [str(i) for i in range(count)]
-        from timm.data import ImageNetInfo
-
+def class_names(subject: Subject) -> list[str]:
+    """Names where they are known: the network's own, or ImageNet's words; otherwise numbers."""
+    if subject.classes:
+        return subject.classes
+    if subject.model.num_classes == 1000:
         return [str(name).split(",")[0] for name in ImageNetInfo().label_descriptions()]
-    return list(load_examples(subject.data, "test").classes)
+    return [str(i) for i in range(subject.model.num_classes)]

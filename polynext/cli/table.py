@@ -12,3 +12,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection
         return "  ".join(cells).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, rows)])
+
+
+def gigamacs(macs: int) -> str:
+    """Multiply-accumulates in units of 10^9, with more digits for small networks."""
+    return f"{macs / 1e9:.{3 if macs >= 1e8 else 5}f}"

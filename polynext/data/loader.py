@@ -101,6 +101,9 @@ def load(prepared: Dataset, chosen: list[list[int]], workers: int) -> Iterator[t
         yield from iterator
     except PolyNeXtError as error:  # out of a worker it comes with a stack trace in front
         raise PolyNeXtError(str(error).strip().splitlines()[-1].split("PolyNeXtError: ")[-1]) from None
+    finally:
+        if workers:  # at once: they take no SIGTERM, and an exception may hold on to them until the process ends
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
+from zipfile import BadZipFile
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from polynext.data.config import DataConfig
+from polynext.data.images import IMAGE_SUFFIXES, decoded_size, read_image
 from polynext.errors import PolyNeXtError
 
 Split = Literal["train", "test"]
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp", ".tif", ".tiff"}
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "test")}
 
 
@@ -72,11 +73,26 @@ class ArrayExamples(Examples):
         return Image.fromarray(self.images[index])
 
 
-class FolderExamples(Examples):
-    """A folder of one folder per class.
+class FileExamples(Examples):
+    """Image files.
 
     If all images, decoded, fit in `most_memory` gigabytes, they are decoded once, here; worker processes share them.
     """
+
+    def __init__(self, paths: Sequence[Path], labels: Sequence[int], classes: Sequence[str], most_memory: float = 0.0):
+        super().__init__(labels, classes)
+        self.paths = list(paths)
+        self.decoded: list[Image.Image] = []
+        if decoded_size(self.paths) <= most_memory * 2**30:
+            with ThreadPoolExecutor() as pool:
+                self.decoded = list(pool.map(read_image, self.paths))
+
+    def image(self, index: int) -> Image.Image:
+        return self.decoded[index] if self.decoded else read_image(self.paths[index])
+
+
+class FolderExamples(FileExamples):
+    """A folder of one folder per class."""
 
     def __init__(self, root: Path, most_memory: float = 0.0):
         classes = sorted(f.name for f in root.iterdir() if f.is_dir())
@@ -92,36 +108,19 @@ class FolderExamples(Examples):
         empty = [name for label, name in enumerate(classes) if label not in used]
         if empty:
             raise PolyNeXtError(f"{root} has classes without an image: {', '.join(empty[:5])}.")
-        super().__init__([label for _, label in found], classes)
-        self.paths = [path for path, _ in found]
-        self.decoded: list[Image.Image] = []
-        if decoded_size(self.paths) <= most_memory * 2**30:
-            with ThreadPoolExecutor() as pool:
-                self.decoded = list(pool.map(read_image, self.paths))
-
-    def image(self, index: int) -> Image.Image:
-        return self.decoded[index] if self.decoded else read_image(self.paths[index])
+        super().__init__([path for path, _ in found], [label for _, label in found], classes, most_memory)
 
 
-def read_image(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as file:
-            return file.convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
-        raise PolyNeXtError(f"{path} cannot be read as an image: mend or remove it.") from error
-
-
-def decoded_size(paths: list[Path], sample: int = 64) -> float:
-    """Bytes of all images decoded, from the sizes in the headers of some."""
-    some = paths[:: max(1, len(paths) // sample)]
-    total = 0
-    for path in some:
-        try:
-            with Image.open(path) as file:
-                total += 3 * file.width * file.height
-        except (UnidentifiedImageError, OSError) as error:
-            raise PolyNeXtError(f"{path} cannot be read as an image: mend or remove it.") from error
-    return total * len(paths) / len(some)
+def tiny_imagenet_validation(root: Path, most_memory: float) -> FileExamples:
+    """As it is distributed: all images in one folder, and a list of their classes."""
+    classes = sorted(f.name for f in split_folder(root, "train").iterdir() if f.is_dir())
+    lines = (root / "val" / "val_annotations.txt").read_text().splitlines()
+    named = [line.split("\t")[:2] for line in lines if line.strip()]
+    unknown = [name for _, name in named if name not in classes]
+    if unknown:
+        raise PolyNeXtError(f"val_annotations.txt names {unknown[0]}, which is no folder of {root / 'train'}.")
+    paths = [root / "val" / "images" / file for file, _ in named]
+    return FileExamples(paths, [classes.index(name) for _, name in named], classes, most_memory)
 
 
 class TimmExamples(Examples):
@@ -151,7 +150,7 @@ def read(config: DataConfig, split: Split) -> Examples:
     if config.name.startswith("timm:") and not config.name.startswith("timm:wds/"):
         return from_timm(config, split)
     if config.root is None:
-        raise PolyNeXtError(f"{config.name} needs a place: give --data.root, a folder or a .npz file.")
+        raise PolyNeXtError(f"{config.name} needs a place: give its root, a folder or a .npz file.")
     if config.name == "webdataset" or config.name.startswith("timm:wds/"):
         from polynext.data.shards import ShardExamples, find_shards
 
@@ -163,8 +162,10 @@ def read(config: DataConfig, split: Split) -> Examples:
     if config.name in ("tiny-imagenet", "imagenet", "folder"):
         if not config.root.is_dir():
             raise PolyNeXtError(
-                f"there is no folder {config.root}: give --data.root, a folder with train and val in it."
+                f"there is no folder {config.root}: give the data's root, a folder with train and val in it."
             )
+        if split == "test" and (config.root / "val" / "val_annotations.txt").is_file():
+            return tiny_imagenet_validation(config.root, config.most_memory)
         return FolderExamples(split_folder(config.root, split), config.most_memory)
     raise PolyNeXtError(
         f"there is no data set {config.name!r}: choose digits, cifar10, svhn, tiny-imagenet, imagenet, "
@@ -189,10 +190,10 @@ def from_npz(path: Path, split: Split) -> ArrayExamples:
     if not path.is_file():
         raise PolyNeXtError(f"there is no file {path}: give a .npz with train_x, train_y, test_x and test_y.")
     try:
-        with np.load(path) as file:
-            images, labels = file[f"{split}_x"], file[f"{split}_y"]
-            names = [str(n) for n in file["names"]] if "names" in file else None
-    except (KeyError, ValueError, OSError, EOFError) as error:
+        with path.open("rb") as file, np.load(file) as data:  # numpy would leave a broken file open
+            images, labels = data[f"{split}_x"], data[f"{split}_y"]
+            names = [str(n) for n in data["names"]] if "names" in data else None
+    except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
         raise PolyNeXtError(f"{path} cannot be used: expected a .npz with train_x, train_y, test_x, test_y.") from error
     return ArrayExamples(images, labels, names or [str(i) for i in range(int(labels.max()) + 1)])
 

@@ -41,24 +41,32 @@ class Plain:
 
 
 class Shift:
-    """Move by up to an eighth of the side (at least one pixel), mirror, normalise: for small images."""
+    """Resize, and move by up to an eighth of the side (at least one pixel) if asked: for small images."""
 
     def __init__(self, data: DataConfig, augment: AugmentConfig):
-        self.size, self.channels, self.hflip = data.image_size, len(data.mean), augment.hflip
+        self.size, self.channels = data.image_size, len(data.mean)
         self.reach = max(1, data.image_size // 8) if augment.crop == "shift" else 0
         self.interpolation = Image.Resampling[data.evaluation_interpolation.upper()]
-        self.normalise = Normalise(data)
 
-    def __call__(self, image: Image.Image) -> Tensor:
+    def __call__(self, image: Image.Image) -> Image.Image:
         image = to_channels(image, self.channels)
         if image.size != (self.size, self.size):
-            image = image.resize((self.size, self.size), Image.Resampling.BICUBIC)
+            image = image.resize((self.size, self.size), self.interpolation)
         if self.reach:
             dx, dy = random.randint(-self.reach, self.reach), random.randint(-self.reach, self.reach)
             image = image.transform(image.size, Image.Transform.AFFINE, (1, 0, dx, 0, 1, dy))
-        if random.random() < self.hflip:
-            image = ImageOps.mirror(image)
-        return self.normalise(image)
+        return image
+
+
+class Light:
+    """Shift, mirror, normalise."""
+
+    def __init__(self, data: DataConfig, augment: AugmentConfig):
+        self.shift, self.hflip, self.normalise = Shift(data, augment), augment.hflip, Normalise(data)
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        image = self.shift(image)
+        return self.normalise(ImageOps.mirror(image) if random.random() < self.hflip else image)
 
 
 class Normalise:
@@ -79,9 +87,9 @@ def evaluation_transform(data: DataConfig) -> Transform:
 
 def training_transform(data: DataConfig, augment: AugmentConfig) -> Transform:
     """The recipe's transform: timm's where it has the operation, our light ones for tiny images."""
-    if augment.crop != "resized" and not augment.rand_augment and not augment.erasing:
-        return Shift(data, augment)
     resized = augment.crop == "resized"
+    if not resized and not augment.rand_augment and not augment.erasing:
+        return Light(data, augment)
     transform = create_transform(
         (len(data.mean), data.image_size, data.image_size),
         is_training=True,
@@ -97,4 +105,7 @@ def training_transform(data: DataConfig, augment: AugmentConfig) -> Transform:
         mean=data.mean,
         std=data.std,
     )
-    return lambda image: transform(to_channels(image, len(data.mean)))
+    if resized:
+        return lambda image: transform(to_channels(image, len(data.mean)))
+    shift = Shift(data, augment)
+    return lambda image: transform(shift(image))

@@ -13,13 +13,12 @@ from polynext.data.sets import SPLIT_FOLDERS, FolderExamples
 from polynext.errors import PolyNeXtError
 from polynext.evaluation.corruptions import corrupt
 
-NAMES = (
-    "digits", "cifar10", "svhn", "tiny-imagenet", "folder", "imagenet", "imagenet-real", "imagenet-v2", "imagenet-a",
-    "imagenet-r", "imagenet-sketch", "imagenet-c",
+# Scored as they are, and corrupted on the fly by our own corruptions.
+PLAIN = ("digits", "cifar10", "svhn", "tiny-imagenet", "folder")
+IMAGENETS = (
+    "imagenet", "imagenet-real", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch", "imagenet-c",
 )  # fmt: skip
-# Sets whose corrupted form is made on the fly, by our own corruptions.
-CORRUPTIBLE = ("digits", "cifar10", "svhn", "tiny-imagenet", "folder", "imagenet")
-ALL_NAMES = (*NAMES, *(f"{name}-c" for name in CORRUPTIBLE if name != "imagenet"))
+ALL_NAMES = (*PLAIN, *IMAGENETS, *(f"{name}-c" for name in PLAIN))
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class CorruptedExamples(Examples):
 
 
 def open_set(name: str, data: DataConfig) -> EvaluationSet:
-    """A named set. `data` has its place and the network's preprocessing, which some sets change."""
-    if name in ("digits", "cifar10", "svhn", "tiny-imagenet", "folder"):
+    """A named set, or any to train on. `data` has its place and the network's preprocessing, which some sets change."""
+    if name not in IMAGENETS:
         return EvaluationSet(load_examples(replace(data, name=name), "test"), data)
     root = folder_of(data.root, name)
     if name == "imagenet-v2":
@@ -66,7 +65,7 @@ def open_set(name: str, data: DataConfig) -> EvaluationSet:
     if name in ("imagenet", "imagenet-sketch", "imagenet-real"):
         examples = relabelled(FolderExamples(root), root, synsets("imagenet"))
         return EvaluationSet(examples, data, answers=real_answers(examples) if name == "imagenet-real" else None)
-    raise PolyNeXtError(f"there is no evaluation set {name!r}: choose one of {', '.join(ALL_NAMES)}.")
+    raise AssertionError(f"{name} is open_corrupted's")
 
 
 def open_corrupted(name: str, data: DataConfig, corruption: str, severity: int) -> EvaluationSet:

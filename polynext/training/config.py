@@ -10,7 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from polynext.data import AugmentConfig, DataConfig
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,15 @@ class ModelConfig:
         drop_path: stochastic depth of the last cell.
         dropout: of the classifier's input at the last epoch.
         dropout_rises: whether dropout rises linearly from 0 at the first epoch or is constant.
-        initial_weights: a checkpoint to start from.
+        pretrained: start from the published weights.
+        initial_weights: start from a checkpoint's; a classifier of other classes starts afresh.
     """
 
     name: str = "cpolynext_nano"
     drop_path: float = 0.0
     dropout: float = 0.0
     dropout_rises: bool = True
+    pretrained: bool = False
     initial_weights: Path | None = None
 
 
@@ -124,6 +126,14 @@ class TrainConfig:
     wandb: str = ""
 
 
+def check(config: TrainConfig) -> None:
+    """That no number is out of its range."""
+    require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, micro_batch=config.micro_batch)
+    require_at_least(1, evaluate_every=config.evaluate_every, data_image_size=config.data.image_size)
+    require_at_least(0, seed=config.seed, log_steps=config.log_steps, data_workers=config.data.workers)
+    require_at_least(0, optimizer_lr=config.optimizer.lr, optimizer_weight_decay=config.optimizer.weight_decay)
+
+
 def to_yaml(config: Any) -> str:
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -135,14 +145,17 @@ def to_yaml(config: Any) -> str:
     return yaml.safe_dump(plain(dataclasses.asdict(config)), sort_keys=False)
 
 
-def from_yaml(text: str, source: str = "the configuration", kind: type = TrainConfig) -> Any:
+Config = typing.TypeVar("Config")
+
+
+def from_yaml(text: str, source: str = "the configuration", kind: type[Config] = TrainConfig) -> Config:  # type: ignore[assignment]
     """The config that `to_yaml` wrote; fields left out keep their defaults, an unknown one is an error."""
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise PolyNeXtError(f"{source} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise PolyNeXtError(f"{source} holds no fields: expected what `polynext train --print-config` prints.")
+        raise PolyNeXtError(f"{source} holds no fields: expected what --print-config prints.")
     return parse(kind, values, source, "")
 
 

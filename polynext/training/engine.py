@@ -4,8 +4,10 @@ Random numbers follow from the seed and the step, never from what happened befor
 resumed, ends with the weights of one that was not.
 """
 
+import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -24,12 +26,13 @@ from polynext.data import batches, evaluation_batches, evaluation_transform, loa
 from polynext.data.loader import seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
-from polynext.models import create_model, load_weights
+from polynext.models import create_model, read_weights
+from polynext.models.published import check_same_entries, some
 from polynext.training.accuracy import measure_accuracy
-from polynext.training.config import TrainConfig, to_yaml
+from polynext.training.config import TrainConfig, check, to_yaml
 from polynext.training.diagnostics import CellRecord, Diagnostics
 from polynext.training.folder import RunFolder
-from polynext.training.optimizer import build_optimizer
+from polynext.training.optimizer import build_optimizer, restore_optimizer
 from polynext.training.profile import Profile
 from polynext.training.report import Reporter
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
@@ -55,7 +58,9 @@ class Progress:
     step: int = 0
     best_accuracy: float = -1.0
     skipped: int = 0
-    epoch_totals: dict[str, float] = field(default_factory=lambda: {"loss": 0.0, "right": 0.0, "images": 0.0})
+    epoch_totals: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("loss", "steps", "right", "images"), 0.0)
+    )
 
 
 class Trainer:
@@ -70,11 +75,16 @@ class Trainer:
         build: Callable[[TrainConfig, int], nn.Module] | None = None,
     ):
         self.config, self.folder, self.group = config, folder, group
-        if config.evaluate_every < 1:
-            raise PolyNeXtError(f"evaluate_every is {config.evaluate_every}: give at least 1 epoch.")
+        check(config)
         self.accumulate = accumulation(config, group.count)
         self.train_examples = load_examples(config.data, "train")
         self.test_examples = load_examples(config.data, "test")
+        train, test = self.train_examples.classes, self.test_examples.classes
+        if test != train[: len(test)]:  # a label would mean one thing in training and another in testing
+            raise PolyNeXtError(
+                f"{config.data.name} has {len(train)} classes for training ({some(train, 3)}) and others for testing "
+                f"({some(test, 3)}): they must be the same."
+            )
         if len(self.train_examples) < config.batch_size:
             raise PolyNeXtError(
                 f"{config.data.name} has {len(self.train_examples)} training images, fewer than one batch of "
@@ -153,6 +163,7 @@ class Trainer:
                 if self.average is not None:
                     self.average.update_parameters(self.model)
                 totals["loss"] += loss
+                totals["steps"] += 1
                 self.skips_in_a_row = 0
             else:
                 for buffer, before in statistics:
@@ -208,13 +219,12 @@ class Trainer:
 
     def finish_epoch(self, reporter: Reporter) -> None:
         progress = self.progress
-        totals = self.group.total(*progress.epoch_totals.values())
-        loss, right, images = totals[0] / self.group.count / self.steps_per_epoch, totals[1], totals[2]
+        loss, steps, right, images = self.group.total(*progress.epoch_totals.values())
         record: dict[str, Any] = {
             "epoch": progress.epoch,
             "step": progress.step,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "train_loss": loss,
+            "train_loss": loss / max(steps, 1),
             "train_accuracy": 100 * right / max(images, 1),
             "skipped_steps": progress.skipped,
         }
@@ -232,18 +242,23 @@ class Trainer:
 
     def test(self, record: dict[str, Any]) -> None:
         """Adds the accuracy on the test images, of the weights and their average, and keeps what is best so far."""
-        best, record["test_loss"] = self.evaluate(self.model)
-        record["test_accuracy"], weights = best, self.model.state_dict()
+        last, record["test_loss"] = self.evaluate(self.model)
+        record["test_accuracy"] = last
+        best, better = last, self.model
         if self.average is not None:
             record["ema_test_accuracy"], record["ema_test_loss"] = self.evaluate(self.average.module)
-            if record["ema_test_accuracy"] > best:
-                best, weights = record["ema_test_accuracy"], self.average.module.state_dict()
-        about = {"model": self.config.model.name, "accuracy": f"{best:.4f}", "epoch": str(record["epoch"])}
-        if self.group.first:
-            if best > self.progress.best_accuracy:
-                self.folder.save_weights("best", weights, **about)
-            self.folder.save_weights("last", self.model.state_dict(), **about)
+            if record["ema_test_accuracy"] > last:
+                best, better = record["ema_test_accuracy"], self.average.module
+        if best > self.progress.best_accuracy:
+            self.save_weights("best", better, best, record["epoch"])
+        self.save_weights("last", self.model, last, record["epoch"])
         self.progress.best_accuracy = max(best, self.progress.best_accuracy)
+
+    def save_weights(self, name: str, model: nn.Module, accuracy: float, epoch: int) -> None:
+        if self.group.first:
+            classes = json.dumps(self.train_examples.classes)
+            about = {"model": self.config.model.name, "accuracy": f"{accuracy:.4f}", "epoch": str(epoch)}
+            self.folder.save_weights(name, model.state_dict(), **about, classes=classes)
 
     def evaluate(self, model: nn.Module) -> tuple[float, float]:
         loader = evaluation_batches(
@@ -280,11 +295,16 @@ class Trainer:
         )
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        if state["average"] is not None:
-            self.average = averaged(self.model, self.config.ema.decay)
-            self.average.load_state_dict(state["average"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.model.load_state_dict(state["model"])
+            if state["average"] is not None:
+                self.average = averaged(self.model, self.config.ema.decay)
+                self.average.load_state_dict(state["average"])
+            restore_optimizer(self.optimizer, state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise PolyNeXtError(
+                f"the run in {self.folder.path} is of another network: leave --model as it was."
+            ) from error
         self.progress = Progress(**state["progress"])
         if self.group.first:
             self.folder.forget_after(self.progress.step)
@@ -307,14 +327,14 @@ def train(
         if not resume and any(folder.states.glob("*.pt")):
             raise PolyNeXtError(f"{out} already holds a run: go on with --resume {out}, or give another --out.")
         trainer = Trainer(config, folder, group, profile, build)
-        if group.first:
-            folder.create(to_yaml(config))
         if resume:
             state = folder.load_state()
             if state is not None:
                 trainer.restore(state)
             elif group.first:  # killed before its first state: from the beginning
                 folder.forget_after(0)
+        if group.first:
+            folder.create(to_yaml(config))
         reporter = Reporter(config, folder, group.first, quiet)
         with trainer.stop.listening():
             try:
@@ -328,18 +348,38 @@ def train(
     return out
 
 
-def build_model(config: TrainConfig, classes: int) -> nn.Module:
+def build_model(config: TrainConfig, classes: int, device: str | None = None) -> nn.Module:
+    """The network; `device="meta"` to count only."""
     data = config.data
     options: dict[str, Any] = {"drop_path_rate": config.model.drop_path} if config.model.drop_path else {}
     published = timm.get_pretrained_cfg(config.model.name)
     if published is not None and published.fixed_input_size:  # built for one size, as the fully polynomial models are
         options["img_size"] = data.image_size
     model = create_model(
-        config.model.name, num_classes=classes, in_chans=len(data.mean), drop_rate=config.model.dropout, **options
+        config.model.name,
+        pretrained=config.model.pretrained and device != "meta",
+        num_classes=classes,
+        in_chans=len(data.mean),
+        drop_rate=config.model.dropout,
+        device=device,
+        **options,
     )
-    if config.model.initial_weights is not None:
-        load_weights(model, config.model.initial_weights)
+    if config.model.initial_weights is not None and device != "meta":
+        load_initial_weights(model, config.model.initial_weights)
     return model
+
+
+def load_initial_weights(model: nn.Module, path: Path) -> None:
+    """A checkpoint's weights, but for a classifier of other classes."""
+    weights, own = read_weights(path), model.state_dict()
+    cfg: Any = getattr(model, "pretrained_cfg", {})
+    classifier = {f"{cfg.get('classifier')}.{leaf}" for leaf in ("weight", "bias")} & weights.keys() & own.keys()
+    afresh = {key for key in classifier if weights[key].shape != own[key].shape}
+    if afresh:
+        warnings.warn(f"{path} is for other classes: {some(sorted(afresh))} start afresh.", stacklevel=2)
+        weights = weights | {key: own[key] for key in afresh}
+    check_same_entries(weights, own, type(model).__name__)
+    model.load_state_dict(weights)
 
 
 def build_mixup(config: TrainConfig, classes: int) -> Mixup | None:
@@ -370,11 +410,13 @@ def averaged(model: nn.Module, decay: float) -> AveragedModel:
 
 
 def set_head_dropout(model: Any, rate: float) -> None:
-    drop = getattr(getattr(model, "head", None), "drop", None)
-    if drop is None and rate:
+    """Dropout of the classifier's input: the last one in the head, if it has several as MetaFormers do."""
+    head = getattr(model, "head", None)
+    drops = [m for m in head.modules() if isinstance(m, nn.Dropout)] if isinstance(head, nn.Module) else []
+    if not drops and rate:
         raise PolyNeXtError(f"{type(model).__name__} has no dropout in its head: train it with --model.dropout 0.")
-    if drop is not None:
-        drop.p = rate
+    for drop in drops:
+        drop.p = rate if drop is drops[-1] else 0.0
 
 
 def accumulation(config: TrainConfig, count: int) -> int:

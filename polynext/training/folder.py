@@ -28,6 +28,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+import yaml
 from torch import Tensor
 
 from polynext.errors import PolyNeXtError
@@ -85,6 +86,12 @@ class RunFolder:
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
+    def finished(self) -> bool:
+        """Whether a training run has come to its last epoch."""
+        epochs = [record["epoch"] for record in self.records() if "epoch" in record]
+        config = self.path / "config.yaml"
+        return bool(epochs) and config.is_file() and max(epochs) + 1 == yaml.safe_load(config.read_text())["epochs"]
+
     def forget_after(self, step: int) -> None:
         """Drops the metrics of steps that a resumed run will take again."""
         kept = [r for r in self.records() if r["step"] <= step]
@@ -98,6 +105,7 @@ def checksum(data: bytes) -> str:
 def write_atomically(path: Path, data: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("wb") as file:
             file.write(data)
             file.flush()
