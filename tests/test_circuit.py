@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import polynext
 from polynext.circuit.degree import NotPolynomialError, polynomial_degree
 from polynext.circuit.files import load_circuit, save_circuit
-from polynext.circuit.graph import Circuit, Linear, Product, Sum
+from polynext.circuit.graph import Circuit, Input, Linear, Product, Sum
 from polynext.circuit.lowering import lower
 from polynext.circuit.maps import Collect, Convolution, Dense, Gather, LinearMap, Scale, chain
 from polynext.circuit.rewrites import (
@@ -98,6 +98,18 @@ def test_own_networks_become_circuits() -> None:
     images = torch.randn(16, 2, 8, 8)
     model = settled(OwnNetwork(), images)
     same(lower(model, images), model, images[:4])
+
+
+class OnTheImage(nn.Module):
+    """Operations that have the image itself for an operand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x + x * x).mean(dim=(2, 3)) + x.sum(dim=(1, 2, 3), keepdim=True).flatten(1)
+
+
+def test_the_image_itself_can_be_an_operand() -> None:
+    images = torch.randn(4, 2, 3, 3)
+    same(lower(OnTheImage(), images), OnTheImage(), images)
 
 
 IMAGES = np.random.default_rng(0).normal(size=(5, 1, 4, 4))
@@ -210,6 +222,9 @@ def test_an_inverse_undoes_its_map_and_a_bad_one_is_refused() -> None:
     np.testing.assert_allclose(backwards(mapping(x)), x, atol=1e-10)
     assert inverse(Dense(np.ones((4, 4)))) is None
     assert inverse(Dense(np.ones((3, 4)))) is None
+    image = Input(shape=(4,))
+    value = Linear(shape=(4,), map=Dense(np.ones((4, 4))), source=image)
+    assert rebase(Circuit(image, value), value) is None
 
 
 def test_the_command_shows_what_rewriting_saves(capsys: pytest.CaptureFixture[str]) -> None:

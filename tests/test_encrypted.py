@@ -2,7 +2,11 @@
 
 import json
 import shutil
+import tempfile
+import zipfile
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +22,12 @@ from polynext.circuit.graph import Circuit, Input, Linear, Product
 from polynext.circuit.lowering import lower
 from polynext.circuit.maps import Matrix
 from polynext.cli import main
-from polynext.encrypted.ckks import CkksEngine, Ring, SecretKeys
+from polynext.encrypted.ckks import CkksEngine, EvaluationKeys, Ring, SecretKeys, seal
 from polynext.encrypted.client import EVALUATION, SECRET, Client
 from polynext.encrypted.costs import Costs
 from polynext.encrypted.engine import ClearEngine
 from polynext.encrypted.execution import encode_program, execute
+from polynext.encrypted.files import HEADER, LONGEST_HEADER, numbered, read_header, unpacked, write_parts
 from polynext.encrypted.offer import Offer
 from polynext.encrypted.packing import layout_of
 from polynext.encrypted.parameters import LONGEST_MODULUS, Parameters
@@ -119,10 +124,13 @@ def test_giant_and_baby_steps_make_up_the_offset(data: st.DataObject) -> None:
 def test_baby_steps_are_reached_with_the_keys_there_are(want: set[int], more: set[int]) -> None:
     keys = {1, 2, 4, 8, 16, 32} | more
     reached = {0}
-    for new, start, key in grow({0}, want, keys, 64):
+    tree = grow({0}, want, keys, 64)
+    assert tree is not None
+    for new, start, key in tree:
         assert start in reached and key in keys and (start + key) % 64 == new
         reached.add(new)
     assert want <= reached
+    assert grow({0}, want | {1}, {2, 32}, 64) is None
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +227,29 @@ def test_ciphertexts_give_the_models_logits(plan: Plan, offer: Offer, trained: A
     assert (answer.level, answer.scale) == (bill.levels, plan.parameters.scale)
 
 
+@pytest.mark.parametrize("tiny", [1e-9, 0.0])
+@pytest.mark.parametrize("ordinary", [1.0, 0.0])
+def test_weights_that_round_to_nothing_are_left_out(tiny: float, ordinary: float) -> None:
+    """Some of a map's diagonals, or all of them."""
+    image = Input(shape=(4,))
+    weights = ordinary * np.eye(4) + tiny * np.roll(np.eye(4), 1, axis=1)
+    operand = Linear(shape=(4,), map=Matrix(sp.csr_array(weights)), source=image, bias=np.array([1.0, 2.0, 3.0, 0.5]))
+    product = Product(shape=(4,), left=operand, right=operand)
+    output = Linear(shape=(2,), map=Matrix(sp.csr_array([[1.0, 1, 0, 0], [0, tiny, 1, -1]])), source=product)
+    circuit, x = Circuit(image, output), np.array([[0.5, -1.0, 2.0, 1.5]])
+    program = build_program(circuit, 4096, images=1)
+    choose_rotations(program, most_keys=20)
+    parameters = choose_parameters(program, 2**13, 20.0)
+    np.testing.assert_allclose(run_clear(program, parameters, x)[0], circuit(x), atol=1e-9)
+
+    ring = Ring(parameters)
+    keys = SecretKeys.generate(ring)
+    engine = CkksEngine(ring, keys.evaluation_keys(program.rotations))
+    encoded = encode_program(program, engine)
+    answer = execute(program, encoded, engine, keys.encrypt(program.layouts[0].pack(x)))
+    np.testing.assert_allclose(program.layouts[program.output].unpack(keys.decrypt(answer)), circuit(x), atol=1e-3)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_files_go_from_client_to_server_and_back(
     folders: Path, trained: Any, examples: np.ndarray, tmp_path: Path, processes: int
@@ -235,8 +266,6 @@ def test_files_go_from_client_to_server_and_back(
 
 def test_the_server_never_sees_the_secret_key(folders: Path) -> None:
     assert {f.name for f in (folders / "server").iterdir()} == {"circuit.npz", "packing.json", "offer.json"}
-    import zipfile
-
     with zipfile.ZipFile(folders / "client" / SECRET) as archive:
         secret = archive.read("secret")
     with zipfile.ZipFile(folders / "client" / EVALUATION) as archive:
@@ -244,7 +273,8 @@ def test_the_server_never_sees_the_secret_key(folders: Path) -> None:
         sent = [archive.read(name) for name in archive.namelist()]
     sent += [f.read_bytes() for f in (folders / "server").iterdir()]
     assert not any(secret[64:128] in data for data in sent)
-    assert (folders / "client" / SECRET).stat().st_mode & 0o077 == 0
+    for private in (folders / "client", folders / "client" / SECRET):
+        assert private.stat().st_mode & 0o077 == 0
 
 
 def test_the_offer_holds_no_weights(plan: Plan, offer: Offer) -> None:
@@ -291,7 +321,9 @@ def test_files_that_do_not_go_together_are_refused(
     with pytest.raises(PolyNeXtError, match="is damaged"):
         server.answer_request(tmp_path / "damaged.enc", answer)
 
+    (tmp_path / "other").mkdir(mode=0o755)
     other = Client.keygen(offer, tmp_path / "other")
+    assert (tmp_path / "other").stat().st_mode & 0o777 == 0o755
     other.write_request(examples[:1], tmp_path / "other.enc")
     with pytest.raises(PolyNeXtError, match="was made with key"):
         server.answer_request(tmp_path / "other.enc", answer)
@@ -303,12 +335,171 @@ def test_files_that_do_not_go_together_are_refused(
     assert not answer.exists()
 
     shutil.copytree(folders / "server", tmp_path / "server")
+    (tmp_path / "server" / "packing.json").write_text(json.dumps({"images": 1, "mirrored": True, "spread": []}))
+    with pytest.raises(PolyNeXtError, match="prepared by another version"):
+        Server.load(tmp_path / "server", keys)
     (tmp_path / "server" / "circuit.npz").unlink()
     with pytest.raises(PolyNeXtError, match=r"has no circuit\.npz"):
         Server.load(tmp_path / "server", keys)
     (tmp_path / "server" / "offer.json").write_text("{}")
     with pytest.raises(PolyNeXtError, match="is no offer"):
         Offer.load(tmp_path / "server" / "offer.json")
+
+
+class Letters:
+    """Saves itself as a SEAL object does."""
+
+    def __init__(self, text: bytes):
+        self.text = text
+
+    def save(self, path: str) -> None:
+        Path(path).write_bytes(self.text)
+
+
+HEADER_FIELDS = {"offer": "an offer", "key": "a key", "images": 2}
+
+
+def read_parts(path: Path) -> list[bytes]:
+    header = read_header(path, "request")
+    with unpacked(path, numbered("image", header["images"])) as parts:
+        return [part.read_bytes() for part in parts.values()]
+
+
+def archive(path: Path, header: Any, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", compression) as made:
+        made.writestr(HEADER, header if isinstance(header, str) else json.dumps(header))
+        for name, data in members.items():
+            made.writestr(name, data)
+
+
+GOOD = {"format": "polynext-encrypted", "version": 1, "kind": "request", **HEADER_FIELDS}
+PARTS = {"image-000000": b"a" * 100, "image-000001": b"b" * 100}
+BAD_FILES: dict[str, Callable[[Path], None]] = {
+    "compressed": lambda p: archive(p, GOOD, PARTS, zipfile.ZIP_DEFLATED),
+    "other folders": lambda p: archive(p, GOOD, {"image-000000": b"a", "../image-000001": b"b"}),
+    "absolute": lambda p: archive(p, GOOD, {"image-000000": b"a", "/image-000001": b"b"}),
+    "more than it says": lambda p: archive(p, {**GOOD, "images": 1}, PARTS),
+    "fewer than it says": lambda p: archive(p, {**GOOD, "images": 10**15}, PARTS),
+    "something beside": lambda p: archive(p, GOOD, {**PARTS, "virus": b"c"}),
+    "header is no table": lambda p: archive(p, [GOOD], PARTS),
+    "header is no JSON": lambda p: archive(p, "{", PARTS),
+    "header is deep": lambda p: archive(p, "[" * 4000, PARTS),
+    "header is long": lambda p: archive(p, {**GOOD, "more": "x" * LONGEST_HEADER}, PARTS),
+    "kind is a list": lambda p: archive(p, {**GOOD, "kind": []}, PARTS),
+    "offer is a number": lambda p: archive(p, {**GOOD, "offer": 1}, PARTS),
+    "images is a text": lambda p: archive(p, {**GOOD, "images": "2"}, PARTS),
+    "no images": lambda p: archive(p, {**GOOD, "images": 0}, {}),
+    "another version": lambda p: archive(p, {**GOOD, "version": 2}, PARTS),
+    **{
+        f"without {field}": lambda p, field=field: archive(p, {k: v for k, v in GOOD.items() if k != field}, PARTS)
+        for field in GOOD
+    },
+}
+
+
+@pytest.mark.parametrize("bad", BAD_FILES)
+def test_bad_files_are_refused_with_a_sentence(tmp_path: Path, bad: str) -> None:
+    BAD_FILES[bad](tmp_path / "request.enc")
+    with pytest.raises(PolyNeXtError, match=r"request\.enc .*: .*\.$"):
+        read_parts(tmp_path / "request.enc")
+    assert [f.name for f in tmp_path.iterdir()] == ["request.enc"]
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_files_with_changed_bytes_are_whole_or_refused(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "request.enc"
+        write_parts(path, "request", HEADER_FIELDS, {name: Letters(text) for name, text in PARTS.items()})
+        assert read_parts(path) == list(PARTS.values())
+        changed = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            place = data.draw(st.integers(-len(changed), -1))
+            changed[place] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
+        path.write_bytes(changed[: data.draw(st.none() | st.integers(0, len(changed)))])
+        with suppress(PolyNeXtError):
+            assert read_parts(path) == list(PARTS.values())
+
+
+def test_keys_never_lie_where_others_can_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    path = tmp_path / "secret.key"
+
+    class Watched(Letters):
+        def save(self, path: str) -> None:
+            super().save(path)
+            folder = Path(path).parent
+            assert folder.parent == tmp_path and folder.stat().st_mode & 0o077 == 0
+            assert (folder / "whole").stat().st_mode & 0o077 == 0
+
+    class Failing(Letters):
+        def save(self, path: str) -> None:
+            super().save(path)
+            raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        write_parts(path, "secret", HEADER_FIELDS, {"secret": Failing(b"s")})
+    assert not list(tmp_path.iterdir())
+    write_parts(path, "secret", HEADER_FIELDS, {"secret": Watched(b"s")}, mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with unpacked(path, ["secret"]) as parts:
+        assert parts["secret"].read_bytes() == b"s"
+        assert parts["secret"].parent.stat().st_mode & 0o077 == 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_ciphertexts_unlike_those_expected_are_refused(folders: Path, examples: np.ndarray, tmp_path: Path) -> None:
+    client = Client.load(folders / "client")
+    server = Server.load(folders / "server", folders / "client" / EVALUATION)
+    count = client.offer.images + 1
+    fresh, other = client.encrypt(examples[:count])
+    engine = CkksEngine(client.keys.ring, EvaluationKeys(None, {}))
+    triple = seal.Ciphertext(client.keys.ring.context)
+    engine.evaluator.square(fresh.body, triple)
+    triple.scale = fresh.scale
+    wide = engine.add(fresh, other).body
+    wide.scale = 2 * fresh.scale
+    header = {"offer": client.offer.fingerprint, "key": client.key, "images": count}
+    for bad in (engine.drop(fresh, 1).body, triple, wide, seal.Ciphertext(client.keys.ring.context)):
+        for kind, name in (("request", "image"), ("answer", "result")):
+            write_parts(tmp_path / kind, kind, header, dict(zip(numbered(name, 2), (bad, fresh.body), strict=True)))
+        with pytest.raises(PolyNeXtError, match="image-000000 is"):
+            server.answer_request(tmp_path / "request", tmp_path / "reply")
+        with pytest.raises(PolyNeXtError, match="result-000000 is"):
+            client.read_answer(tmp_path / "answer")
+    with pytest.raises(PolyNeXtError, match="image-000000 is"):
+        server.answer_request(tmp_path / "request", tmp_path / "reply", processes=2)
+
+
+def test_logits_too_large_for_the_parameters_are_no_result(offer: Offer) -> None:
+    class Keys:
+        size = 1.0
+
+        def decrypt(self, _: Any) -> np.ndarray:
+            return np.full(offer.parameters.slots, self.size)
+
+    keys: Any = Keys()
+    client = Client(offer, keys, "")
+    keys.size = -offer.parameters.largest_result
+    assert client.decrypt([None], 1).shape == (1, 3)  # type: ignore[list-item]
+    keys.size *= 1.1
+    with pytest.raises(PolyNeXtError, match=r"image 0 has a logit of size .* leave it out"):
+        client.decrypt([None], 1)  # type: ignore[list-item]
+
+
+def test_a_demo_replaces_only_what_a_demo_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from polynext.cli.encrypted_demo import make_folders
+
+    make_folders(tmp_path / "demo")
+    (tmp_path / "demo" / "client" / SECRET).touch()
+    make_folders(tmp_path / "demo")
+    assert not (tmp_path / "demo" / "client" / SECRET).exists()
+
+    (tmp_path / "client").mkdir()
+    (tmp_path / "client" / SECRET).touch()
+    assert main(["encrypted", "demo", "--out", str(tmp_path)]) == 2
+    assert "no demo made it" in capsys.readouterr().err
+    assert (tmp_path / "client" / SECRET).exists() and not (tmp_path / "server").exists()
 
 
 def test_what_does_not_fit_says_how_far_it_is(trained: Any, examples: np.ndarray) -> None:
@@ -359,7 +550,7 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         (["keygen", str(tmp_path / "offer.json")], "there is no offer"),
         (["encrypt"], "give image files to encrypt"),
         (["encrypt", "--digits", "2", "--client", str(tmp_path)], "there is no offer"),
-        (["demo", "--images", "0"], "0 test digits were asked for"),
+        (["demo", "--images", "0"], "images is 0: give at least 1"),
         (["conjure"], "choose one of plan, prepare"),
     ]:
         assert main(["encrypted", *arguments]) == 2

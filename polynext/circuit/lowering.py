@@ -19,7 +19,7 @@ from torch.fx import Node as TorchNode
 
 from polynext.circuit.degree import example_image, node_degree
 from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Shape, Sum
-from polynext.circuit.maps import Array, Collect, Convolution, Dense, Gather, Indices, LinearMap, Scale, chain
+from polynext.circuit.maps import Array, Collect, Convolution, Dense, Gather, LinearMap, Scale, chain, identity
 from polynext.errors import PolyNeXtError
 
 aten = torch.ops.aten
@@ -57,7 +57,6 @@ class Lowering:
         self.program = program
         self.found: dict[TorchNode, Value] = {}
         self.degrees: dict[TorchNode, int] = {}
-        self.indices: dict[Any, Indices] = {}
 
     def circuit(self, image_shape: Shape) -> Circuit:
         signature = self.program.graph_signature
@@ -65,10 +64,11 @@ class Lowering:
         names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         names |= signature.inputs_to_lifted_tensor_constants
         image = Input(shape=image_shape)
+        batched = reshaped(image, (1, *image_shape))  # as traced, with an axis for images
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 is_image = node.name in signature.user_inputs
-                self.found[node] = image if is_image else constants[names[node.name]].detach()
+                self.found[node] = batched if is_image else constants[names[node.name]].detach()
                 self.degrees[node] = int(is_image)
             elif node.op == "output":
                 (result,) = [a for a in node.all_input_nodes if a.name in signature.user_outputs]
@@ -113,7 +113,7 @@ class Lowering:
             case aten.square:
                 return self.power(arguments[0], 2)
             case aten.sum | aten.mean:
-                return self.collect(node, arguments, keywords, shape)
+                return self.collect(node, arguments, shape)
             case aten.mm | aten.bmm | aten.matmul:
                 return self.matrix_product(arguments[0], arguments[1])
             case aten.addmm | aten.baddbmm:
@@ -149,19 +149,14 @@ class Lowering:
         def moved(part: Node) -> Any:
             def indices(value: Value) -> Value:
                 if isinstance(value, Node):
-                    full = (1, *value.shape) if isinstance(value, Input) else value.shape
-                    counted = torch.arange(1, value.size + 1).reshape(full)
-                    return counted if value is part else torch.zeros_like(counted)
+                    return counted(value) if value is part else torch.zeros_like(counted(value))
                 if isinstance(value, list | tuple):
                     return [indices(v) for v in value]
                 return value
 
             if sum(p is part for p in parts) > 1:
                 raise PolyNeXtError(f"{target.__name__} of a value with itself has no place in a circuit yet.")
-            key = (target, part.shape, tuple(p is part for p in parts), tuple(p.shape for p in parts), repr(node.args))
-            if key not in self.indices:
-                self.indices[key] = target(*indices(arguments), **keywords)
-            return self.indices[key]
+            return target(*indices(arguments), **keywords)
 
         results = [(part, moved(part)) for part in parts]
         if isinstance(results[0][1], Tensor):
@@ -175,7 +170,7 @@ class Lowering:
         left = broadcast(left, shape)
         if isinstance(right, Node):
             return total([left, broadcast(right, shape)])
-        return linear(left, Gather(np.arange(left.size), left.size), shape, bias=constant(right, shape))
+        return linear(left, identity(left.size), shape, bias=constant(right, shape))
 
     def multiply(self, left: Value, right: Value, shape: Shape) -> Node:
         if not isinstance(left, Node):
@@ -196,7 +191,7 @@ class Lowering:
         square = Product(shape=value.shape, left=half, right=half)
         return Product(shape=value.shape, left=square, right=value) if exponent % 2 else square
 
-    def collect(self, node: TorchNode, arguments: Any, keywords: Any, shape: Shape) -> Node:
+    def collect(self, node: TorchNode, arguments: Any, shape: Shape) -> Node:
         (value, *rest) = arguments
         axes = rest[0] if rest and rest[0] is not None else list(range(len(value.shape)))
         axes = [a % len(value.shape) for a in ([axes] if isinstance(axes, int) else axes)]
@@ -220,8 +215,7 @@ class Lowering:
         def side_by_side(value: Value, turn: Callable[[Tensor], Tensor]) -> Value:
             if isinstance(value, Tensor):
                 return turn(value).expand(shape)
-            counted = torch.arange(1, value.size + 1).reshape(value.shape)
-            return gathered(value, turn(counted).expand(shape))
+            return gathered(value, turn(counted(value)).expand(shape))
 
         a = side_by_side(left, lambda t: t.unsqueeze(-2))
         b = side_by_side(right, lambda t: t.mT.unsqueeze(-3))
@@ -269,11 +263,16 @@ def filled(arguments: Sequence[Any], defaults: list[Any]) -> list[Any]:
 
 
 def linear(source: Node, mapping: LinearMap, shape: Shape, bias: Array | None = None) -> Node:
-    """A linear map of a value. A map of a map without bias is one map."""
+    """A linear map of a value; a value that was only moved gives its move to the map."""
     if isinstance(source, Linear) and source.bias is None and isinstance(source.map, Gather):
         mapping = chain([source.map, mapping])
         source = source.source
     return Linear(shape=shape, map=mapping, source=source, bias=bias)
+
+
+def counted(value: Node) -> Tensor:
+    """A value's indices, from 1, in its shape."""
+    return torch.arange(1, value.size + 1).reshape(value.shape)
 
 
 def gathered(value: Node, index: Tensor) -> Node:
@@ -282,14 +281,13 @@ def gathered(value: Node, index: Tensor) -> Node:
 
 
 def reshaped(value: Node, shape: Shape) -> Node:
-    return linear(value, Gather(np.arange(value.size), value.size), shape)
+    return linear(value, identity(value.size), shape)
 
 
 def broadcast(value: Node, shape: Shape) -> Node:
     if value.shape == shape:
         return value
-    full = (1, *value.shape) if isinstance(value, Input) else value.shape
-    return gathered(value, torch.arange(1, value.size + 1).reshape(full).expand(shape))
+    return gathered(value, counted(value).expand(shape))
 
 
 def scaled(value: Value, factor: float) -> Value:

@@ -189,14 +189,15 @@ def inverse(mapping: LinearMap) -> Matrix | None:
     return Matrix(sp.csr_array(inverted))
 
 
-def rebase(circuit: Circuit, value: Linear) -> Circuit:
+def rebase(circuit: Circuit, value: Linear) -> Circuit | None:
     """Keeps `h = W z + b` and lets everybody else who needs z take `W^-1 (h - b)`, so that z is never built.
 
-    After PolyConv's W_in both branches are purely depthwise maps of h, a few diagonals each.
+    After PolyConv's W_in both branches are purely depthwise maps of h, a few diagonals each. None if W has no good
+    inverse.
     """
     backwards = inverse(value.map)
     if backwards is None:
-        raise ValueError("only a value made by a well-conditioned square map can stand for what it was made of")
+        return None
     stream = value.source
     bias = None if value.bias is None else -backwards(value.bias[None])[0]
 
@@ -247,13 +248,9 @@ def split(circuit: Circuit, longest: int) -> Circuit:
             return became[node]
         terms = [t for term in (node.terms if isinstance(node, Sum) else (node,)) for t in columns(term)]
         if rows is not None:
-            count = len(range(*rows.indices(node.size)))
             terms = [
                 replace(
-                    t,
-                    shape=(count,),
-                    map=Matrix(sp.csr_array(t.map.matrix()[rows])),
-                    bias=None if t.bias is None else t.bias[rows],
+                    t, map=Matrix(sp.csr_array(t.map.matrix()[rows])), bias=None if t.bias is None else t.bias[rows]
                 )
                 for t in terms
                 if isinstance(t, Linear)

@@ -13,8 +13,8 @@ import tyro
 
 from polynext.cli.table import table
 from polynext.encrypted.offer import Offer
-from polynext.encrypted.planner import MEBIBYTE, Bill, Limits, Plan, make_plan, mebibytes
-from polynext.errors import PolyNeXtError
+from polynext.encrypted.planner import MEBIBYTE, Limits, Plan, make_plan, mebibytes
+from polynext.errors import PolyNeXtError, require_at_least
 from polynext.memory import peak_memory
 
 # Keys, requests and answers need no torch, and their commands do not import it: preparing does.
@@ -118,6 +118,7 @@ def encrypt(
     """
     from polynext.encrypted.client import Client
 
+    require_at_least(0, digits=digits)
     if bool(images) == bool(digits):
         raise PolyNeXtError("give image files to encrypt, or --digits with how many embedded test digits.")
     mine = Client.load(client)
@@ -198,12 +199,13 @@ def demo(
         memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
     """
-    from polynext.cli.encrypted_demo import demonstrate
+    from polynext.cli.encrypted_demo import demonstrate, make_folders
     from polynext.cli.runs import load_run
+    from polynext.training.folder import RunFolder
 
-    if images < 1:
-        raise PolyNeXtError(f"{images} test digits were asked for: give at least 1.")
-    if not trained.exists():
+    require_at_least(1, images=images)
+    make_folders(out)
+    if not trained.exists() or (trained == DIGITS_RUN and not RunFolder(trained).finished()):
         train_digits(trained)
     run = load_run(trained)
     demonstrate(run, plan_for(run, packed, memory, key_memory), images, out)
@@ -213,18 +215,17 @@ def train_digits(folder: Path) -> None:
     from polynext.recipes import recipe
     from polynext.training import Interrupted, train
 
-    print(f"There is no {folder} yet: training cpolynext_nano_bn on the embedded digits first.")
+    print(f"There is no trained network in {folder} yet: cpolynext_nano_bn learns the embedded digits first.")
     config = recipe("digits")
     try:
-        train(replace(config, model=replace(config.model, name="cpolynext_nano_bn")), folder)
+        train(replace(config, model=replace(config.model, name="cpolynext_nano_bn")), folder, resume=folder.exists())
     except Interrupted as stop:
         print(f"polynext encrypted: {stop}", file=sys.stderr)
         raise SystemExit(stop.exit_status) from None
 
 
 def plan_for(trained: "Run", images: int, memory: int, key_memory: int) -> Plan:
-    if images < 1:
-        raise PolyNeXtError(f"{images} images in a ciphertext were asked for: give at least 1.")
+    require_at_least(1, images=images)
     from polynext.circuit.lowering import lower
 
     examples, _, _ = trained.images("train", EXAMPLES)
@@ -239,7 +240,7 @@ def offer_for(made: Plan, trained: "Run") -> Offer:
 
 def normalised(paths: list[Path], digits: int, offer: Offer) -> np.ndarray:
     from polynext.data import DataConfig, load_examples
-    from polynext.data.sets import read_image
+    from polynext.data.images import open_picture
     from polynext.data.transforms import evaluation_transform
 
     side = offer.image_shape[-1]
@@ -249,16 +250,16 @@ def normalised(paths: list[Path], digits: int, offer: Offer) -> np.ndarray:
         examples = load_examples(data, "test")
         pictures = [examples.image(i) for i in range(min(digits, len(examples)))]
     else:
-        pictures = [read_image(path) for path in paths]
+        pictures = [open_picture(path) for path in paths]
     return np.stack([transform(picture).double().numpy() for picture in pictures])
 
 
 def print_bill(made: Plan) -> None:
-    print(table(("encrypted inference", ""), bill_rows(made.bill, made)))
+    print(table(("encrypted inference", ""), bill_rows(made)))
 
 
-def bill_rows(bill: Bill, made: Plan) -> list[tuple[str, str]]:
-    parameters = made.parameters
+def bill_rows(made: Plan) -> list[tuple[str, str]]:
+    bill, parameters = made.bill, made.parameters
     images = made.packing.images
     return [
         ("images in a ciphertext", str(images)),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from polynext.cli.encrypted import offer_for, print_bill
 from polynext.cli.runs import Run
@@ -17,6 +18,9 @@ from polynext.cli.table import table
 from polynext.encrypted.client import EVALUATION, Client
 from polynext.encrypted.planner import Plan, mebibytes
 from polynext.encrypted.server import save_server, serve
+from polynext.errors import PolyNeXtError
+
+MARKER = ".polynext-encrypted-demo"
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,26 @@ class Outcome:
         return float(np.abs(self.clear - self.encrypted).max())
 
 
+def make_folders(out: Path) -> None:
+    """Empty folders for the demo. They replace those of an earlier one, but never what somebody else made."""
+    folders = [out / name for name in ("client", "server", "requests", "answers")]
+    for folder in folders:
+        if folder.exists() and not (folder / MARKER).is_file():
+            raise PolyNeXtError(f"{folder} is there already, and no demo made it: give --out another folder.")
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / MARKER).touch()
+
+
 def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
-    """The whole way from keys to decrypted logits, with the server in a process of its own and files in between."""
+    """The whole way from keys to decrypted logits, with the server in a process of its own and files in between.
+
+    `out` has the folders that `make_folders` made.
+    """
     print_bill(made)
     packed = made.packing.images
     offer = offer_for(made, trained)
-    for name in ("client", "server", "requests", "answers"):
-        shutil.rmtree(out / name, ignore_errors=True)
     save_server(made, offer, out / "server")
     client = Client.keygen(offer, out / "client")
 
@@ -98,12 +115,8 @@ def ciphertext_picture(body: Any) -> np.ndarray:
 
 
 def draw(outcome: Outcome, noise: np.ndarray, classes: list[str], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (image, cipher, bars) = plt.subplots(1, 3, figsize=(10, 3), width_ratios=(1, 1, 1.8), layout="constrained")
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    image, cipher, bars = figure.subplots(1, 3, width_ratios=(1, 1, 1.8))
     image.imshow(outcome.pixels, cmap="gray")
     image.set_title(f"the image: {classes[outcome.label]}")
     cipher.imshow(noise, cmap="gray")
@@ -119,4 +132,3 @@ def draw(outcome: Outcome, noise: np.ndarray, classes: list[str], path: Path) ->
     bars.legend(frameon=False)
     bars.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
-    plt.close(figure)

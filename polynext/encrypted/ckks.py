@@ -1,6 +1,5 @@
 """CKKS by Microsoft SEAL, through the `tenseal` wheel's `sealapi`."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,7 +58,7 @@ class Ring:
         return plain
 
     def load(self, kind: str, path: Path) -> Any:
-        """A key or ciphertext from a file; SEAL checks it against the context."""
+        """A key or ciphertext from a file; SEAL checks it against the context, whatever its level."""
         loaded = getattr(seal, kind)()
         try:
             loaded.load(self.context, str(path))
@@ -68,6 +67,17 @@ class Ring:
                 f"{path.name} is no {kind} for these parameters ({error}): make it again with the keys at hand."
             ) from error
         return loaded
+
+    def load_ciphertext(self, path: Path, level: int, scale: float) -> SealCiphertext:
+        """A ciphertext from a file, as it must be at a level."""
+        body = self.load("Ciphertext", path)
+        found = (body.parms_id(), body.size(), body.scale)
+        if found != (self.levels[level], 2, scale) or body.is_transparent():
+            raise PolyNeXtError(
+                f"{path.name} is a ciphertext of another level, size or scale than this offer's, or not encrypted: "
+                "make it again with the same offer and version of polynext on both sides."
+            )
+        return SealCiphertext(body, level, scale)
 
 
 @dataclass(eq=False)
@@ -128,9 +138,8 @@ class CkksEngine(Engine):
 
     def encode(self, values: Array | None, level: int, scale: float) -> Any:
         assert values is not None
-        if np.abs(values).max() * scale < math.sqrt(self.parameters.ring_degree):
-            return None  # rounds to nothing; SEAL refuses to multiply by nothing
-        return self.ring.encode(values, level, scale)
+        plain = self.ring.encode(values, level, scale)
+        return None if plain.is_zero() else plain  # SEAL refuses to multiply by zero
 
     def add(self, left: SealCiphertext, right: SealCiphertext) -> SealCiphertext:
         body = seal.Ciphertext(self.ring.context)
@@ -138,8 +147,6 @@ class CkksEngine(Engine):
         return SealCiphertext(body, left.level, left.scale)
 
     def add_plain(self, left: SealCiphertext, right: Any) -> SealCiphertext:
-        if right is None:
-            return left
         body = seal.Ciphertext(self.ring.context)
         self.evaluator.add_plain(left.body, right, body)
         return SealCiphertext(body, left.level, left.scale)

@@ -9,7 +9,7 @@ import numpy as np
 
 from polynext.circuit.maps import Array
 from polynext.encrypted.ckks import Ring, SealCiphertext, SecretKeys
-from polynext.encrypted.files import Parts, check_fits, read_header, write_parts
+from polynext.encrypted.files import check_fits, numbered, read_header, unpacked, write_parts
 from polynext.encrypted.offer import Offer
 from polynext.errors import PolyNeXtError
 
@@ -31,10 +31,8 @@ class Client:
             raise PolyNeXtError(f"{folder} holds a secret key already: choose another folder, or remove it yourself.")
         client = cls(offer, SecretKeys.generate(Ring(offer.parameters)), secrets.token_hex(8))
         header = {"offer": offer.fingerprint, "key": client.key}
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        write_parts(folder / SECRET, "secret", header, {"secret": client.keys.secret})
-        (folder / SECRET).chmod(0o600)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_parts(folder / SECRET, "secret", header, {"secret": client.keys.secret}, mode=0o600)
         offer.save(folder / OFFER)
         evaluation = client.keys.evaluation_keys(offer.rotations)
         rotations = {f"rotation-{step}": keys for step, keys in evaluation.rotations.items()}
@@ -48,7 +46,7 @@ class Client:
         header = read_header(folder / SECRET, "secret")
         check_fits(folder / SECRET, header, offer.fingerprint)
         ring = Ring(offer.parameters)
-        with Parts(folder / SECRET) as parts:
+        with unpacked(folder / SECRET, ["secret"]) as parts:
             return cls(offer, SecretKeys(ring, ring.load("SecretKey", parts["secret"])), header["key"])
 
     def encrypt(self, images: Array) -> list[SealCiphertext]:
@@ -63,19 +61,27 @@ class Client:
     def decrypt(self, ciphertexts: Sequence[SealCiphertext], count: int) -> Array:
         """The logits (count, classes)."""
         found = [self.offer.result_layout.unpack(self.keys.decrypt(c)) for c in ciphertexts]
-        return np.concatenate(found)[:count]
+        logits = np.concatenate(found)[:count]
+        largest, reliable = np.abs(logits).max(axis=1), self.offer.parameters.largest_result
+        if largest.max() > reliable:
+            raise PolyNeXtError(
+                f"image {largest.argmax()} has a logit of size {largest.max():.3g}, and this offer's are reliable "
+                f"up to {reliable:.3g}: it is unlike the images that the network was prepared with, so leave it out."
+            )
+        return logits
 
     def write_request(self, images: Array, path: Path) -> None:
         ciphertexts = self.encrypt(images)
         header = {"offer": self.offer.fingerprint, "key": self.key, "images": len(images)}
-        write_parts(path, "request", header, {f"image-{i:06}": c.body for i, c in enumerate(ciphertexts)})
+        names = numbered("image", len(ciphertexts))
+        write_parts(path, "request", header, dict(zip(names, (c.body for c in ciphertexts), strict=True)))
 
     def read_answer(self, path: Path) -> Array:
         """The logits in a server's answer."""
         header = read_header(path, "answer")
         check_fits(path, header, self.offer.fingerprint, self.key)
-        parameters = self.keys.ring.parameters
-        with Parts(path) as parts:
-            bodies = [self.keys.ring.load("Ciphertext", parts[name]) for name in parts.names("result-")]
-            ciphertexts = [SealCiphertext(b, parameters.depth, parameters.scale) for b in bodies]
-            return self.decrypt(ciphertexts, header["images"])
+        parameters, images = self.offer.parameters, header["images"]
+        with unpacked(path, numbered("result", self.offer.ciphertexts(images))) as parts:
+            ring = self.keys.ring
+            results = [ring.load_ciphertext(p, parameters.depth, parameters.scale) for p in parts.values()]
+        return self.decrypt(results, images)

@@ -26,7 +26,8 @@ class Engine(ABC):
     needs_values = True  # False for one that only counts
 
     @abstractmethod
-    def encode(self, values: Array | None, level: int, scale: float) -> Plaintext: ...
+    def encode(self, values: Array | None, level: int, scale: float) -> Plaintext | None:
+        """The values as a plaintext; None if they are so small that all of them round to zero at this scale."""
 
     @abstractmethod
     def add(self, left: Ciphertext, right: Ciphertext) -> Ciphertext: ...

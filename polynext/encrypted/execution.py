@@ -41,15 +41,21 @@ def encode_program(program: Program, engine: Engine) -> list[list[EncodedForm]]:
 
 def encode_form(form: Form, step: Step, scales: dict[int, float], engine: Engine) -> EncodedForm:
     parameters = engine.parameters
+    # After the rescale every term is at the standard scale, whatever its source's was.
+    plain_scales = {k: parameters.scale * parameters.prime(step.level) / scales[k] for k in form.terms}
     by_giant: dict[int, list[tuple[int, int, Plaintext]]] = {}
     for source, diagonals in form.terms.items():
-        # After the rescale every term is at the standard scale, whatever its source's was.
-        scale = parameters.scale * parameters.prime(step.level) / scales[source]
         giants, babies = step.stride.decompose(diagonals.offsets, diagonals.period)
         for i, (giant, baby) in enumerate(zip(giants.tolist(), babies.tolist(), strict=True)):
             rolled = np.roll(diagonals.vector(i), giant * step.stride.size) if engine.needs_values else None
-            plain = engine.encode(rolled, step.level, scale)
-            by_giant.setdefault(giant, []).append((source, baby, plain))
+            plain = engine.encode(rolled, step.level, plain_scales[source])
+            if plain is not None:
+                by_giant.setdefault(giant, []).append((source, baby, plain))
+    if not by_giant:
+        # A ciphertext of zero takes a key to make. The smallest multiple of a source stands in: it drowns in the noise.
+        source, scale = next(iter(plain_scales.items()))
+        smallest = np.full(parameters.slots, 1 / scale)
+        by_giant[0] = [(source, 0, engine.encode(smallest, step.level, scale))]
     bias = None if form.bias is None else engine.encode(form.bias, step.level + 1, parameters.scale)
     return EncodedForm(by_giant, bias, form.folds)
 

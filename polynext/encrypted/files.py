@@ -1,9 +1,15 @@
-"""What travels between client and server: one file each, with a header that says what it is and what it goes with."""
+"""What travels between client and server: one file each, with a header that says what it is and what it goes with.
+
+A file is a zip archive, nothing in it compressed. Who reads one trusts nothing in it but the checks made here.
+"""
 
 import json
+import struct
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,42 +17,8 @@ from polynext.errors import PolyNeXtError
 
 FORMAT = "polynext-encrypted"
 VERSION = 1
-
-
-def write_parts(path: Path, kind: str, header: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    """Writes SEAL objects, which know how to save themselves to files only, under a header."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".part")
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr("header.json", json.dumps({"format": FORMAT, "version": VERSION, "kind": kind, **header}))
-        for name, part in parts.items():
-            file = Path(folder) / name
-            part.save(str(file))
-            archive.write(file, name)
-            file.unlink()
-    unfinished.replace(path)
-
-
-def read_header(path: Path, kind: str) -> dict[str, Any]:
-    """A file's header, if it is of this kind and of a version that this program reads."""
-    if not path.is_file():
-        raise PolyNeXtError(f"there is no file {path}: expected {KINDS[kind]}.")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            header = json.loads(archive.read("header.json"))
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
-        raise PolyNeXtError(
-            f"{path} is no file of encrypted inference, or it was cut short: make or send {KINDS[kind]} again."
-        ) from error
-    if header.get("format") != FORMAT or header.get("kind") != kind:
-        raise PolyNeXtError(f"{path} is {KINDS.get(header.get('kind'), 'something else')}: expected {KINDS[kind]}.")
-    if header["version"] != VERSION:
-        raise PolyNeXtError(
-            f"{path} has format version {header['version']}, and this program reads version {VERSION}: "
-            "use the same version of polynext on both sides."
-        )
-    return header
-
+HEADER = "header.json"
+LONGEST_HEADER = 4096  # bytes, many times what one takes
 
 KINDS = {
     "secret": "a client's secret key",
@@ -55,31 +27,98 @@ KINDS = {
     "answer": "an answer, as `polynext encrypted run` writes it",
 }
 
+# All that reading an archive raises if it is cut short, damaged or made to harm.
+UNREADABLE = (zipfile.BadZipFile, struct.error, EOFError, KeyError, OSError, OverflowError, RuntimeError, ValueError)
 
-class Parts:
-    """The SEAL objects in a file, unpacked for as long as this is open."""
 
-    def __init__(self, path: Path):
-        self.path = path
+def folder_beside(path: Path) -> "tempfile.TemporaryDirectory[str]":
+    """A temporary folder next to a file, for its owner only: where everybody's temporary files go is no place for a
+    secret key."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=path.parent)
+    except OSError as error:
+        raise PolyNeXtError(
+            f"{path.parent} cannot be written to ({error.strerror}), where {path.name} is made or unpacked: "
+            "make it writable or choose another folder."
+        ) from error
 
-    def __enter__(self) -> "Parts":
-        self.folder = tempfile.TemporaryDirectory()
+
+def write_parts(path: Path, kind: str, header: Mapping[str, Any], parts: Mapping[str, Any], mode: int = 0o666) -> None:
+    """Writes SEAL objects, which know how to save themselves to files only, under a header. The file is there when it
+    is whole, and never with more access than `mode`."""
+    with folder_beside(path) as folder:
+        whole, part_file = Path(folder) / "whole", Path(folder) / "part"
+        whole.touch(mode)
+        with zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr(HEADER, json.dumps({**header, "format": FORMAT, "version": VERSION, "kind": kind}))
+            for name, part in parts.items():
+                part.save(str(part_file))
+                archive.write(part_file, name)
+        whole.replace(path)
+
+
+def read_header(path: Path, kind: str) -> dict[str, Any]:
+    """A file's header, if it is of this kind and of a version that this program reads."""
+    if not path.is_file():
+        raise PolyNeXtError(f"there is no file {path}: expected {KINDS[kind]}.")
+    unreadable = PolyNeXtError(
+        f"{path} is no file of encrypted inference, or it was cut short: make or send {KINDS[kind]} again."
+    )
+    try:
+        with opened(path) as archive:
+            short = archive.getinfo(HEADER).file_size <= LONGEST_HEADER
+            header = json.loads(archive.read(HEADER)) if short else None
+    except UNREADABLE as error:
+        raise unreadable from error
+    if not isinstance(header, dict):
+        raise unreadable
+    if header.get("format") != FORMAT or header.get("kind") != kind:
+        found = KINDS.get(str(header.get("kind")), "something else")
+        raise PolyNeXtError(f"{path} is {found}: expected {KINDS[kind]}.")
+    if header.get("version") != VERSION:
+        raise PolyNeXtError(
+            f"{path} has format version {header.get('version')}, and this program reads version {VERSION}: "
+            "use the same version of polynext on both sides."
+        )
+    images = header.get("images") if kind in ("request", "answer") else 1
+    if type(images) is not int or images < 1 or not all(isinstance(header.get(k), str) for k in ("offer", "key")):
+        raise unreadable
+    return header
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """A file's archive, if its parts take no more room unpacked than they do in the file."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if any(m.compress_type != zipfile.ZIP_STORED for m in members):
+            raise zipfile.BadZipFile("its parts are compressed")
+        if sum(m.file_size for m in members) > path.stat().st_size:
+            raise zipfile.BadZipFile("its parts are longer than all of it")
+        yield archive
+
+
+@contextmanager
+def unpacked(path: Path, names: Iterable[str]) -> Iterator[dict[str, Path]]:
+    """The SEAL objects in a file by name, each in a file for as long as this is open. The file must hold these and
+    nothing else."""
+    with folder_beside(path) as folder:
         try:
-            with zipfile.ZipFile(self.path) as archive:
-                archive.extractall(self.folder.name)  # checks every part's checksum
-        except (zipfile.BadZipFile, EOFError, OSError) as error:
-            self.folder.cleanup()
-            raise PolyNeXtError(f"{self.path} is damaged ({error}): make or send it again.") from error
-        return self
+            with opened(path) as archive:
+                _, *found = archive.namelist()
+                # Stops where they differ: a header can promise more names than fit into memory.
+                if not all(name == wanted for name, wanted in zip_longest(found, names)):
+                    raise zipfile.BadZipFile("its parts are not those it should have")
+                archive.extractall(folder, found)  # checks every part's checksum
+        except UNREADABLE as error:
+            raise PolyNeXtError(f"{path} is damaged ({error}): make or send it again.") from error
+        yield {name: Path(folder) / name for name in found}
 
-    def __exit__(self, *_: object) -> None:
-        self.folder.cleanup()
 
-    def __getitem__(self, name: str) -> Path:
-        return Path(self.folder.name) / name
-
-    def names(self, prefix: str) -> list[str]:
-        return sorted(f.name for f in Path(self.folder.name).iterdir() if f.name.startswith(prefix))
+def numbered(name: str, count: int) -> Iterator[str]:
+    """The names of so many ciphertexts."""
+    return (f"{name}-{i:06}" for i in range(count))
 
 
 def check_fits(path: Path, header: Mapping[str, Any], offer: str, key: str | None = None) -> None:

@@ -50,6 +50,10 @@ class Offer:
         """How many go into one ciphertext."""
         return self.image_layout.images
 
+    def ciphertexts(self, images: int) -> int:
+        """How many so many images take."""
+        return -(-images // self.images)
+
     def pack(self, images: Array) -> Array:
         """Normalised images (at most `images` of them) into slots; missing ones are black."""
         flat = np.zeros((self.images, int(np.prod(self.image_shape))))

@@ -182,18 +182,17 @@ def form_of(
     for source in matrices:
         folded |= (layouts[source].used | layouts[source].group_bits) & ~target.used
     repeated = target.slots - 1 & ~target.used & ~folded
-    terms = {k: diagonals_of(m, layouts[k], target, repeated, images) for k, m in matrices.items()}
+    found = {k: diagonals_of(m, layouts[k], target, repeated, images) for k, m in matrices.items()}
+    terms = {k: d for k, d in found.items() if len(d.offsets)}
+    if not terms:  # all weights are zero, but a form has to be made of something
+        source, empty = next(iter(found.items()))
+        terms = {source: replace(empty, offsets=np.zeros(1, np.int64), starts=np.zeros(2, np.int64))}
     packed = None
     if bias is not None and np.any(bias):
         packed = np.zeros(target.slots)
         everywhere = subsets(target.slots - 1 & ~target.used)
         packed[target.codes[..., None] + everywhere] = bias[None, :, None]
-    return Form(
-        {k: d for k, d in terms.items() if len(d.offsets)},
-        packed,
-        tuple(bits(folded)),
-        not 0 < folded & -folded < target.period,
-    )
+    return Form(terms, packed, tuple(bits(folded)), not 0 < folded & -folded < target.period)
 
 
 def diagonals_of(matrix: sp.csr_array, source: Layout, target: Target, repeated: int, images: int) -> Diagonals:

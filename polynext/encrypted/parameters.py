@@ -1,7 +1,5 @@
 """The parameters of CKKS: ring, primes and scales."""
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -45,6 +43,11 @@ class Parameters:
         return len(self.prime_bits) - 2
 
     @property
+    def largest_result(self) -> float:
+        """Half of where results wrap around the last prime: a larger one may have come from beyond."""
+        return 2.0 ** (self.prime_bits[-2] - self.scale_bits - 2)
+
+    @property
     def modulus_bits(self) -> int:
         return sum(self.prime_bits)
 
@@ -64,9 +67,6 @@ class Parameters:
         """One rotation key, or the relinearisation key: one pair of polynomials for each prime but the special one."""
         digits = self.depth + 1
         return digits * 2 * (digits + 1) * self.ring_degree * 8
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from polynext.circuit.maps import Array
 from polynext.circuit.rewrites import (
     factor_sums,
     fold_linear_maps,
-    inverse,
     keep,
     normalise,
     rebase,
@@ -98,12 +97,11 @@ class Packing:
     """The choices that make a circuit into a program."""
 
     images: int
-    mirrored: bool
     spread: tuple[int, ...]
     most_keys: int
 
     def program(self, circuit: Circuit, slots: int) -> Program:
-        program = build_program(circuit, slots, self.images, self.mirrored, self.spread)
+        program = build_program(circuit, slots, self.images, self.spread)
         choose_rotations(program, self.most_keys)
         return program
 
@@ -169,7 +167,7 @@ class Search:
             self.check_depth(unbuilt)
             longest = self.ring_degree // 2 // self.images
             final = written_out(normalise(written_out(split(unbuilt, longest)), self.examples, OPERAND_SIZE))
-            return self.plan(final, Packing(self.images, True, (), 0))
+            return self.plan(final, Packing(self.images, (), 0))
         except DoesNotFitError as error:
             return error
 
@@ -185,7 +183,7 @@ class Search:
     def plan(self, final: Circuit, packing: Packing, draft: bool = True) -> Plan:
         slots = self.ring_degree // 2
         try:
-            program = build_program(final, slots, packing.images, packing.mirrored, packing.spread, draft)
+            program = build_program(final, slots, packing.images, packing.spread, draft)
         except PolyNeXtError as error:
             raise DoesNotFitError(str(error).rstrip(".")) from error
         largest = float(np.abs(final(self.examples)).max())
@@ -202,14 +200,13 @@ class Search:
             raise DoesNotFitError(
                 f"it takes {mebibytes(bill.peak_bytes)} of memory where {mebibytes(self.limits.memory)} are allowed"
             )
-        packing = Packing(packing.images, packing.mirrored, packing.spread, most_keys)
-        return Plan(final, program, parameters, bill, packing)
+        return Plan(final, program, parameters, bill, replace(packing, most_keys=most_keys))
 
     def spread(self, best: Plan) -> Plan:
         for number in range(len(best.program.steps)):
             packing = best.packing
             try:
-                plan = self.plan(best.circuit, Packing(packing.images, packing.mirrored, (*packing.spread, number), 0))
+                plan = self.plan(best.circuit, replace(packing, spread=(*packing.spread, number)))
             except DoesNotFitError:
                 continue
             if plan.bill.seconds < best.bill.seconds:
@@ -228,8 +225,9 @@ def materialisations(folded: Circuit) -> Iterator[Circuit]:
         if node.kept or isinstance(node, Input | Product) or len(users[node]) < 2:
             continue
         on_a_sum = isinstance(node, Linear) and isinstance(node.source, Sum) and not node.source.kept
-        if isinstance(node, Linear) and on_a_sum and inverse(node.map) is not None:
-            yield rebase(folded, node)
+        rebased = rebase(folded, node) if isinstance(node, Linear) and on_a_sum else None
+        if rebased is not None:
+            yield rebased
         elif len(served[node]) > 1:
             yield keep(folded, [node])
 

@@ -74,15 +74,14 @@ class Program:
 
 
 def build_program(
-    circuit: Circuit, slots: int, images: int, mirrored: bool = True, spread: Collection[int] = (), draft: bool = False
+    circuit: Circuit, slots: int, images: int, spread: Collection[int] = (), draft: bool = False
 ) -> Program:
     """Packs the values of a circuit whose sums are unbuilt, and decides on giant steps. Rotation keys come later.
 
-    `mirrored` and `spread` say how values are laid out: with half of their channels turned around, and which of them
-    (by number) in groups, where that can be done. A `draft` has the diagonals of the first image only: its operations
-    are the whole program's.
+    `spread` says which values (by number) are laid out in groups, where that can be done. A `draft` has the diagonals
+    of the first image only: its operations are the whole program's.
     """
-    builder = Builder(circuit, slots, images, mirrored, spread, draft)
+    builder = Builder(circuit, slots, images, spread, draft)
     for node in circuit.order:
         if isinstance(node, Input):
             builder.add_image(node)
@@ -98,8 +97,8 @@ Maps = tuple[dict[int, sp.csr_array], Array | None]  # a linear form: maps by so
 class Builder:
     """A program in the making."""
 
-    def __init__(self, circuit: Circuit, slots: int, images: int, mirrored: bool, spread: Collection[int], draft: bool):
-        self.circuit, self.mirrored, self.spread, self.draft = circuit, mirrored, spread, draft
+    def __init__(self, circuit: Circuit, slots: int, images: int, spread: Collection[int], draft: bool):
+        self.circuit, self.spread, self.draft = circuit, spread, draft
         self.block = block_size(circuit, images, spread)
         self.groups = max(slots // 2 // self.block, 1) if self.block else 1
         self.numbers: dict[Node, int] = {}
@@ -108,7 +107,7 @@ class Builder:
         self.rescaled = {source for node in products for source in node.sources if isinstance(source, Product)}
 
     def add_image(self, node: Node) -> None:
-        fitting = self.candidates(node, mirrored=False)
+        fitting = self.candidates(node)
         if not fitting:
             raise self.too_long(node)
         self.numbers[node] = 0
@@ -147,7 +146,7 @@ class Builder:
     ) -> tuple[Layout, list[Form], int]:
         """The layout of a value that takes the fewest diagonals to make, in groups if it is to be and can be."""
         layouts = self.program.layouts
-        plain = self.candidates(node, self.mirrored, [layouts[k] for maps, _ in wanted for k in maps])
+        plain = self.candidates(node, [layouts[k] for maps, _ in wanted for k in maps])
         grouped = [self.in_groups(layout, number) for layout in plain]
         for choices in (grouped, plain):
             found = []
@@ -165,7 +164,7 @@ class Builder:
         fits = self.groups > 1 and number in self.spread and self.groups <= layout.period <= self.block
         return layout.spread(self.groups, self.block) if fits else layout
 
-    def candidates(self, node: Node, mirrored: bool, sources: Sequence[Layout] = ()) -> list[Layout]:
+    def candidates(self, node: Node, sources: Sequence[Layout] = ()) -> list[Layout]:
         """Orders of a value's axes; for a plain vector also one entry per channel of what it is made from."""
         images, slots = self.program.images, self.program.slots
         shape = node.shape[1:] if len(node.shape) == 4 and node.shape[0] == 1 else node.shape  # as traced, one image
@@ -175,6 +174,7 @@ class Builder:
         else:
             # Channels come first in a feature map; where positions were flattened, they may come second.
             orders = [(0, 1), (1, 0)] if len(shape) == 2 else [tuple(range(len(shape)))]
+            mirrored = not isinstance(node, Input)  # only the network's own channels are ever flipped
             found = [layout_of(shape, axes, images, slots, mirrored) for axes in orders]
         return [layout for layout in found if layout is not None]
 

@@ -3,6 +3,7 @@
 A key is many megabytes, so there should be few; a rotation without a key of its own takes several steps.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection
 
@@ -28,24 +29,22 @@ def choose_rotations(program: Program, most_keys: int) -> None:
     tasks = baby_tasks(program)
     keys = {k % slots for k in needed} | powers_of_two(tasks)
     candidates = differences(tasks)
-
-    def cost(chosen: set[int]) -> int:
-        return sum(len(grow(have, want, chosen, period)) for _, _, have, want, period in tasks)
-
-    now = cost(keys)
+    now = cost(tasks, keys)
     fewest = sum(len(want - have) for _, _, have, want, _ in tasks)
     while now > fewest and len(keys) < most_keys:
-        tried = [(cost(keys | {k % slots}), k % slots) for k in candidates if k % slots not in keys]
+        tried = [(cost(tasks, keys | {k % slots}), k % slots) for k in candidates if k % slots not in keys]
         if not tried or min(tried)[0] >= now:
             break
         now, best = min(tried)
         keys.add(best)
     for key in sorted(keys - {k % slots for k in needed}):  # one that became useless
-        if cost_or_none(tasks, keys - {key}) == now:
+        if cost(tasks, keys - {key}) == now:
             keys.discard(key)
     program.rotations = tuple(sorted(keys))
     for number, source, have, want, period in tasks:
-        program.steps[number].babies[source] = grow(have, want, keys, period)
+        tree = grow(have, want, keys, period)
+        assert tree is not None, "powers of two reach everything"
+        program.steps[number].babies[source] = tree
 
 
 def baby_tasks(program: Program) -> Tasks:
@@ -79,8 +78,20 @@ def differences(tasks: Tasks, most: int = 24) -> list[int]:
     return sorted(counts, key=lambda gap: (-counts[gap], abs(gap)))[:most]
 
 
-def grow(have: set[int], want: set[int], keys: Collection[int], period: int) -> Tree:
-    """Reaches the wanted baby steps from those there are, one rotation each where possible."""
+def cost(tasks: Tasks, keys: Collection[int]) -> float:
+    """How many rotations it takes to make all baby steps; infinite if these keys cannot."""
+    total = 0
+    for _, _, have, want, period in tasks:
+        tree = grow(have, want, keys, period)
+        if tree is None:
+            return math.inf
+        total += len(tree)
+    return total
+
+
+def grow(have: set[int], want: set[int], keys: Collection[int], period: int) -> Tree | None:
+    """Reaches the wanted baby steps from those there are, one rotation each where possible; None if one is out of
+    reach."""
     reached, missing = set(have), sorted(want - have, key=lambda baby: min(baby, period - baby))
     tree: Tree = []
     while missing:
@@ -88,14 +99,18 @@ def grow(have: set[int], want: set[int], keys: Collection[int], period: int) -> 
             (baby, (baby - key) % period, key) for baby in missing for key in keys if (baby - key) % period in reached
         )
         found = next(near, None)
-        for step in [found] if found else shortest_path(reached, set(missing), keys, period):
+        path = [found] if found else shortest_path(reached, set(missing), keys, period)
+        if path is None:
+            return None
+        for step in path:
             tree.append(step)
             reached.add(step[0])
         missing = [baby for baby in missing if baby not in reached]
     return tree
 
 
-def shortest_path(starts: set[int], goals: set[int], keys: Collection[int], period: int) -> Tree:
+def shortest_path(starts: set[int], goals: set[int], keys: Collection[int], period: int) -> Tree | None:
+    """To the nearest goal; None if there is no way."""
     came: dict[int, tuple[int, int]] = {}
     frontier, seen = list(starts), set(starts)
     while frontier:
@@ -116,11 +131,4 @@ def shortest_path(starts: set[int], goals: set[int], keys: Collection[int], peri
                     return path[::-1]
                 following.append(code)
         frontier = following
-    raise AssertionError("power-of-two rotations reach everything")
-
-
-def cost_or_none(tasks: Tasks, keys: Collection[int]) -> int | None:
-    try:
-        return sum(len(grow(have, want, keys, period)) for _, _, have, want, period in tasks)
-    except AssertionError:
-        return None
+    return None

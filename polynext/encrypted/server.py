@@ -2,16 +2,16 @@
 
 import json
 import multiprocessing
-import tempfile
 import time
 from dataclasses import asdict
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
 from polynext.circuit.files import load_circuit, save_circuit
 from polynext.encrypted.ckks import CkksEngine, EvaluationKeys, Ring, SealCiphertext
 from polynext.encrypted.execution import EncodedForm, encode_program, execute
-from polynext.encrypted.files import Parts, check_fits, read_header, write_parts
+from polynext.encrypted.files import check_fits, folder_beside, numbered, read_header, unpacked, write_parts
 from polynext.encrypted.offer import Offer
 from polynext.encrypted.planner import Packing, Plan
 from polynext.encrypted.program import Program
@@ -45,14 +45,21 @@ class Server:
         offer = Offer.load(folder / OFFER)
         header = read_header(keys, "evaluation")
         check_fits(keys, header, offer.fingerprint)
+        other_version = PolyNeXtError(
+            f"{folder} was prepared by another version of polynext: prepare the network again."
+        )
         fields: dict[str, Any] = json.loads((folder / PACKING).read_text())
-        packing = Packing(**{**fields, "spread": tuple(fields["spread"])})
+        try:
+            packing = Packing(**{**fields, "spread": tuple(fields["spread"])})
+        except (KeyError, TypeError) as error:
+            raise other_version from error
         program = packing.program(load_circuit(folder / CIRCUIT), offer.parameters.slots)
         if program.rotations != offer.rotations:
-            raise PolyNeXtError(f"{folder} was prepared by another version of polynext: prepare the network again.")
+            raise other_version
         ring = Ring(offer.parameters)
-        with Parts(keys) as parts:
-            rotations = {step: ring.load("GaloisKeys", parts[f"rotation-{step}"]) for step in offer.rotations}
+        names = {step: f"rotation-{step}" for step in offer.rotations}
+        with unpacked(keys, ["relinearisation", *names.values()]) as parts:
+            rotations = {step: ring.load("GaloisKeys", parts[name]) for step, name in names.items()}
             loaded = EvaluationKeys(ring.load("RelinKeys", parts["relinearisation"]), rotations)
         return cls(program, offer, loaded, ring, header["key"])
 
@@ -64,12 +71,12 @@ class Server:
         """Answers all ciphertexts of a request file into an answer file, several at a time if asked."""
         header = read_header(request, "request")
         check_fits(request, header, self.offer.fingerprint, self.key)
-        with Parts(request) as parts, tempfile.TemporaryDirectory() as folder:
-            tasks = [(parts[name], Path(folder) / name.replace("image", "result")) for name in parts.names("image-")]
-            self.work(tasks, min(processes, len(tasks)))
-            ring = self.engine.ring
-            results = {target.name: ring.load("Ciphertext", target) for _, target in tasks}
-            write_parts(path, "answer", header | {"kind": "answer"}, results)
+        count = self.offer.ciphertexts(header["images"])
+        with unpacked(request, numbered("image", count)) as parts, folder_beside(path) as folder:
+            targets = [Path(folder) / name for name in numbered("result", count)]
+            self.work(list(zip(parts.values(), targets, strict=True)), min(processes, count))
+            results = {target.name: self.engine.ring.load("Ciphertext", target) for target in targets}
+            write_parts(path, "answer", header, results)
 
     def work(self, tasks: list[tuple[Path, Path]], processes: int) -> None:
         """SEAL holds Python's lock, so that a second core takes a second process: a fork shares keys and diagonals."""
@@ -78,18 +85,34 @@ class Server:
                 self.answer_file(source, target)
             return
         context = multiprocessing.get_context("fork")
-        workers = [context.Process(target=self.work, args=(tasks[i::processes], 1)) for i in range(processes)]
+        errors = context.SimpleQueue()
+        shares = [tasks[i::processes] for i in range(processes)]
+        workers = [context.Process(target=self.work_apart, args=(share, errors)) for share in shares]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
+        if not errors.empty():
+            raise PolyNeXtError(errors.get())
         if any(worker.exitcode for worker in workers):
             raise PolyNeXtError("a worker process died: give fewer --processes, or more memory.")
 
+    def work_apart(self, tasks: list[tuple[Path, Path]], errors: "SimpleQueue[str]") -> None:
+        """What one of several processes does."""
+        try:
+            self.work(tasks, 1)
+        except PolyNeXtError as error:
+            errors.put(str(error))
+
     def answer_file(self, source: Path, target: Path) -> None:
-        body = self.engine.ring.load("Ciphertext", source)
-        scale = self.engine.parameters.input_scale
-        self.answer(SealCiphertext(body, 0, scale)).body.save(str(target))
+        image = self.engine.ring.load_ciphertext(source, 0, self.engine.parameters.input_scale)
+        try:
+            result = self.answer(image)
+        except (RuntimeError, ValueError) as error:
+            raise PolyNeXtError(
+                f"{source.name} cannot be computed with ({error}): encrypt the images again, with keys of one keygen."
+            ) from error
+        result.body.save(str(target))
 
 
 def serve(folder: Path, keys: Path, requests: list[Path], answers: Path) -> tuple[list[float], int]:
