@@ -1,6 +1,5 @@
 """UPerNet, what it is measured by, and what it draws."""
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -117,11 +116,31 @@ def test_a_published_checkpoint_loads_strictly(tmp_path: Path) -> None:
         load_segmentation_weights(model, tmp_path / "part.pth")
 
 
-def test_a_network_without_feature_maps_is_told() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(PolyNeXtError, match="there is no backbone 'nonet'"):
-            UPerNet("nonet", 3)
+def test_a_backbone_for_one_size_gets_that_size() -> None:
+    """Windows of a Swin transformer also come channels last."""
+    model = UPerNet("swin_tiny_patch4_window7_224", 3, width=8, image_size=64, window_size=2).eval()
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 3, 64, 64)
+    with pytest.raises(PolyNeXtError, match="60x64 pixels was given to a backbone built for 64"):
+        model(torch.randn(1, 3, 64, 60))
+
+
+def test_logits_are_float32_under_autocast() -> None:
+    model = UPerNet("test_convnext", 3, width=8).eval()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert model(torch.randn(1, 3, 64, 64)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options", "sentence"),
+    [
+        ("nonet", {}, "there is no model named 'nonet'"),
+        ("vgg11", {"drop_path_rate": 0.1}, "vgg11 cannot be a backbone here"),
+        ("cpolynext_nano", {}, "has 1 level of features"),
+    ],
+)
+def test_networks_that_cannot_be_backbones_are_told(backbone: str, options: dict, sentence: str) -> None:
+    with pytest.raises(PolyNeXtError, match=sentence):
+        UPerNet(backbone, 3, device="meta", **options)
 
 
 # Windows and scores

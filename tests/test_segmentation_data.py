@@ -104,7 +104,7 @@ def test_camvid_arrays(tmp_path: Path) -> None:
     pairs = load_pairs(config, "train")
     assert pairs.classes == CAMVID
     assert set(np.unique(pairs[0][1])) == {3, IGNORED}
-    with pytest.raises(PolyNeXtError, match="has no val_x"):
+    with pytest.raises(PolyNeXtError, match=r"expected an \.npz with train_x"):
         load_pairs(config, "val")
     with pytest.raises(PolyNeXtError, match="there is no camvid at"):
         load_pairs(replace(config, root=tmp_path / "absent"), "train")
@@ -156,3 +156,17 @@ def test_images_fit_where_they_should(width: int, height: int) -> None:
     assert max(new) <= 2048
     assert min(new) <= 512
     assert max(new) == 2048 or min(new) == 512
+
+
+@pytest.mark.parametrize("names", ["", "one\n" * 256])
+def test_as_many_classes_as_a_mask_can_tell(tmp_path: Path, names: str) -> None:
+    write_pairs(tmp_path)
+    (tmp_path / "classes.txt").write_text(names)
+    with pytest.raises(PolyNeXtError, match="expected 1 to 255, a line each"):
+        load_pairs(folder(tmp_path), "train")
+
+
+def test_a_broken_array_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "camvid.npz").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(PolyNeXtError, match=r"camvid\.npz cannot be used"):
+        load_pairs(SegmentationDataConfig(name="camvid", root=tmp_path / "camvid.npz"), "train")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -31,6 +32,7 @@ from polynext.segmentation.engine import (
     build_optimizer,
     evaluate,
     learning_rate,
+    load_backbone,
     train_segmentation,
 )
 from polynext.segmentation.recipes import RECIPES
@@ -98,9 +100,15 @@ def test_a_run_learns_evaluates_and_predicts(tmp_path: Path, capsys) -> None:
     assert json.loads((run / "evaluation.json").read_text())["miou"] == pytest.approx(best)
     image = (tmp_path / "data" / "images" / "val" / "0.png").rename(tmp_path / "0.png")
     shutil.rmtree(tmp_path / "data")  # a network knows its classes without its data
-    assert main(["segment", "predict", str(image), "--run", str(run), "--out", str(tmp_path / "seen")]) == 0
+    command = ["segment", "predict", str(image), "--run", str(run), "--out", str(tmp_path / "seen"), "--labels"]
+    assert main(command) == 0
     with Image.open(tmp_path / "seen" / "0.png") as picture:
         assert picture.width > 40
+    with Image.open(tmp_path / "seen" / "0.labels.png") as labels:
+        assert labels.size == (40, 30)
+        assert labels.getextrema()[1] <= 2
+    assert main([*command[:2], str(tmp_path / "0.jpg"), *command[2:]]) == 2
+    assert "two images have the same name" in capsys.readouterr().err
 
 
 def test_weights_without_a_run_predict_by_their_recipe(tmp_path: Path, capsys) -> None:
@@ -163,6 +171,7 @@ def test_two_processes_train_and_count_each_image_once(tmp_path: Path) -> None:
     config = quick(tmp_path / "data")
     alone = evaluate(model.eval(), load_pairs(config.data, "val"), config, ALONE)
     record = [r for r in RunFolder(tmp_path / "run").records() if "miou" in r][-1]
+    assert record["images"] == 4
     assert record["miou"] == pytest.approx(alone.miou, abs=0.2)  # sums in another order
 
 
@@ -173,8 +182,6 @@ def test_one_image_is_too_few_for_batch_norm(tmp_path: Path) -> None:
 
 
 def test_a_backbone_starts_from_a_classifier(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     classifier = polynext.create_model("cpolynext_micro", num_classes=10)
     save_file(classifier.state_dict(), tmp_path / "classifier.safetensors")
     write_pairs(tmp_path / "data")
@@ -182,6 +189,48 @@ def test_a_backbone_starts_from_a_classifier(tmp_path: Path) -> None:
     config = replace(config, model=replace(config.model, backbone_weights=tmp_path / "classifier.safetensors"))
     trainer = SegmentationTrainer(config, RunFolder(tmp_path / "run"), ALONE)
     torch.testing.assert_close(trainer.model.backbone.model.stem.weight, classifier.stem.weight)
+
+
+def test_a_backbone_of_timm_starts_from_a_classifier_too(tmp_path: Path) -> None:
+    classifier = timm.create_model("test_convnext")
+    save_file(classifier.state_dict(), tmp_path / "classifier.safetensors")
+    model = UPerNet("test_convnext", 3, width=8)  # a feature extractor with flattened names
+    load_backbone(model, tmp_path / "classifier.safetensors")
+    torch.testing.assert_close(model.backbone.state_dict()["stem_0.weight"], classifier.stem[0].weight)
+    with pytest.raises(PolyNeXtError, match="do not fit the backbone: missing"):
+        load_backbone(UPerNet("test_resnet", 3, width=8), tmp_path / "classifier.safetensors")
+
+
+def test_a_resumed_run_takes_new_rates_and_keeps_its_network(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "data")
+    config = quick(tmp_path / "data")
+    train_segmentation(config, tmp_path / "run", quiet=True)
+    wider = replace(config, model=replace(config.model, width=12))
+    with pytest.raises(PolyNeXtError, match="is of another network: leave --model as it was"):
+        train_segmentation(wider, tmp_path / "run", resume=True, quiet=True)
+    assert from_yaml((tmp_path / "run" / "config.yaml").read_text(), kind=SegmentationConfig) == config
+    longer = replace(config, iterations=8, optimizer=replace(config.optimizer, head_factor=3.0, weight_decay=0.5))
+    trainer = SegmentationTrainer(longer, RunFolder(tmp_path / "run"), ALONE)
+    trainer.restore(RunFolder(tmp_path / "run").load_state())
+    assert {group["factor"] for group in trainer.optimizer.param_groups} == {1.0, 3.0}
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0, 0.5}
+
+
+def test_a_run_killed_before_its_first_state_starts_over(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "data")
+    config = quick(tmp_path / "data", iterations=2)
+    RunFolder(tmp_path / "run").create(to_yaml(config))
+    RunFolder(tmp_path / "run").log({"step": 1, "loss": 7.0})
+    train_segmentation(config, tmp_path / "run", resume=True, quiet=True)
+    assert 7.0 not in [r.get("loss") for r in RunFolder(tmp_path / "run").records()]
+
+
+def test_other_classes_than_the_networks_are_refused(tmp_path: Path, capsys) -> None:
+    write_pairs(tmp_path / "data")
+    run = train_segmentation(quick(tmp_path / "data", iterations=2), tmp_path / "run", quiet=True)
+    (tmp_path / "data" / "classes.txt").write_text("two\none\nthree\n")
+    assert main(["segment", "evaluate", str(run)]) == 2
+    assert "evaluate it on data of its own classes" in capsys.readouterr().err
 
 
 def test_recipes_survive_yaml() -> None:
@@ -193,7 +242,11 @@ def test_recipes_survive_yaml() -> None:
     ("arguments", "sentence"),
     [
         (["segment", "train", "nothing"], "there is no segmentation recipe 'nothing'"),
-        (["segment", "train", "camvid"], "there is no camvid at"),
+        (["segment", "train", "camvid", "--data.root", "absent"], "there is no camvid at absent"),
+        (["segment", "train", "camvid", "--data.stride", "161"], "a stride of 161 leaves gaps between windows of 160"),
+        (["segment", "train", "camvid", "--save-every", "0"], "save-every is 0: give at least 1"),
+        (["segment", "train", "camvid", "--iterations", "0"], "iterations is 0: give at least 1"),
+        (["segment", "train", "--resume", "one", "--out", "two"], "there is no file one/config.yaml"),
         (["segment", "evaluate", "absent"], "there is no file absent/config.yaml"),
         (["segment", "train", "camvid", "--resume", "absent"], "both the recipe 'camvid' and --resume"),
         (["segment", "dance"], "there is no 'dance'"),

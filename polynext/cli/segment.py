@@ -10,16 +10,19 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
+from PIL import Image
 
 from polynext.cli.configured import ConfiguredCommand, Options
 from polynext.cli.table import table
-from polynext.data.sets import read_image
+from polynext.data.images import open_picture
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
-from polynext.segmentation.checkpoints import load_segmentation_weights, stored_classes
+from polynext.models.checkpoints import stored_classes
+from polynext.models.published import some
+from polynext.segmentation.checkpoints import load_segmentation_weights
 from polynext.segmentation.config import SegmentationConfig
 from polynext.segmentation.data import class_names, load_pairs
-from polynext.segmentation.engine import evaluate, scores_to_json, train_segmentation
+from polynext.segmentation.engine import check, evaluate, train_segmentation
 from polynext.segmentation.overlay import draw_overlay
 from polynext.segmentation.recipes import RECIPES, segmentation_recipe
 from polynext.segmentation.sliding import predict
@@ -68,8 +71,9 @@ def load_run(run: str, checkpoint: Path | None) -> tuple[SegmentationConfig, UPe
     else:
         config = training.read_config(Path(run) / "config.yaml")
     weights = checkpoint or Path(run) / "best.safetensors"
-    classes = stored_classes(weights) or class_names(config.data)
-    model = UPerNet(config.model.backbone, len(classes), width=config.model.width)
+    classes = tuple(stored_classes(weights) or class_names(config.data))
+    check(config)
+    model = UPerNet(config.model.backbone, len(classes), width=config.model.width, image_size=config.data.crop)
     load_segmentation_weights(model, weights)
     return config, model.eval(), classes
 
@@ -93,10 +97,15 @@ def evaluate_run(
         config = replace(config, data=replace(config.data, root=root))
     with processes() as group:
         pairs = load_pairs(config.data, "val")
-        scores = evaluate(model.to(group.device), pairs, config, group)
+        if pairs.classes != classes:
+            raise PolyNeXtError(
+                f"{config.data.root} has {len(pairs.classes)} classes ({some(pairs.classes, 3)}) and the network "
+                f"{len(classes)} ({some(classes, 3)}): evaluate it on data of its own classes."
+            )
+        scores = evaluate(model.to(group.device), pairs, config, group, shown=group.first)
         if not group.first:
             return
-    record = scores_to_json(scores, classes)
+    record = scores.to_json() | {"classes": classes}
     if Path(run).is_dir():
         (Path(run) / "evaluation.json").write_text(jsonlib.dumps(record, indent=2))
     if json:
@@ -113,6 +122,7 @@ def predict_images(
     checkpoint: Path | None = None,
     out: Path = Path("segmented"),
     strength: float = 0.55,
+    labels: bool = False,
 ) -> None:
     """Colour images by what is in them: an overlay with a legend for each.
 
@@ -122,20 +132,26 @@ def predict_images(
         checkpoint: weights, ours or published; the run's best by default.
         out: folder for the pictures.
         strength: of the colours, from 0 to 1.
+        labels: write NAME.labels.png too, with each pixel's class by number.
     """
     if not images:
         raise PolyNeXtError("no image was given: name at least one file.")
+    if len({path.stem for path in images}) < len(images):
+        raise PolyNeXtError("two images have the same name, and their pictures would too: segment them one at a time.")
     config, model, classes = load_run(run, checkpoint)
     group = Processes(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     model.to(group.device)
     transform = TestTransform(config.data)
     out.mkdir(parents=True, exist_ok=True)
     for path in images:
-        image = read_image(path)
+        image = open_picture(path)
         size = (image.height, image.width)
-        found = predict(model, transform.image(image).to(group.device), size, config.data.crop, config.data.stride)
+        prepared = transform.image(image).to(group.device)
+        found = predict(model, prepared, size, config.data.crop, config.data.stride).cpu().numpy().astype(np.uint8)
         target = out / f"{path.stem}.png"
-        draw_overlay(image, found.cpu().numpy().astype(np.uint8), classes, strength).save(target)
+        draw_overlay(image, found, classes, strength).save(target)
+        if labels:
+            Image.fromarray(found).save(out / f"{path.stem}.labels.png")
         print(target)
 
 

@@ -1,12 +1,10 @@
 """The authors' published segmentation networks: mmsegmentation's names become ours."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polynext.errors import PolyNeXtError
@@ -80,14 +78,3 @@ def load_segmentation_weights(model: UPerNet, path: Path) -> None:
     given = {k: v for k, v in weights.items() if not k.endswith("num_batches_tracked")}
     check_same_entries(given, expected, "this network")
     model.load_state_dict(given, strict=False)
-
-
-def stored_classes(path: Path) -> tuple[str, ...] | None:
-    """The names of the classes, if the file tells them, as a run's weights do."""
-    if path.suffix != ".safetensors" or not path.is_file():
-        return None
-    try:
-        with safe_open(path, "pt") as file:
-            return tuple(json.loads((file.metadata() or {})["classes"]))
-    except (SafetensorError, KeyError, ValueError):  # if the file is broken, reading its weights will tell
-        return None

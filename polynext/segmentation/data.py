@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Literal
+from zipfile import BadZipFile
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from polynext.data.sets import IMAGE_SUFFIXES, read_image
+from polynext.data.images import IMAGE_SUFFIXES, read_image
 from polynext.errors import PolyNeXtError
 from polynext.segmentation.classes import ADE20K, CAMVID
 from polynext.segmentation.config import SegmentationDataConfig
@@ -132,7 +133,7 @@ def class_names(config: SegmentationDataConfig) -> tuple[str, ...]:
 
 def existing_root(config: SegmentationDataConfig) -> Path:
     if config.root is None or not config.root.exists():
-        raise PolyNeXtError(f"there is no {config.name} at {config.root}: give its folder with --data.root.")
+        raise PolyNeXtError(f"there is no {config.name} at {config.root}: give its folder as the data's root.")
     return config.root
 
 
@@ -156,15 +157,19 @@ def load_ade20k(root: Path, split: Split) -> Pairs:
 
 
 def load_camvid_arrays(path: Path, split: Split) -> Pairs:
-    with np.load(path) as data:
-        missing = [key for key in (f"{split}_x", f"{split}_y") if key not in data]
-        if missing:
-            raise PolyNeXtError(f"{path} has no {missing[0]}: expected train_x, train_y, val_x and val_y.")
-        return ArrayPairs(data[f"{split}_x"], data[f"{split}_y"], CAMVID, str(path))
+    try:
+        with path.open("rb") as file, np.load(file) as data:  # numpy would leave a broken file open
+            images, masks = data[f"{split}_x"], data[f"{split}_y"]
+    except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
+        raise PolyNeXtError(f"{path} cannot be used: expected an .npz with train_x, train_y, val_x, val_y.") from error
+    return ArrayPairs(images, masks, CAMVID, str(path))
 
 
 def folder_classes(root: Path) -> tuple[str, ...]:
     file = root / "classes.txt"
     if not file.is_file():
         raise PolyNeXtError(f"{root} has no classes.txt: write the name of each class there, a line each, from 0 on.")
-    return tuple(line.strip() for line in file.read_text().splitlines() if line.strip())
+    names = tuple(line.strip() for line in file.read_text().splitlines() if line.strip())
+    if not 0 < len(names) <= IGNORED:
+        raise PolyNeXtError(f"{file} names {len(names)} classes: expected 1 to {IGNORED}, a line each.")
+    return names

@@ -8,12 +8,12 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from polynext.data.loader import epoch_order, load, seed_everything
 from polynext.distributed import Processes, processes
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, require_at_least
 from polynext.models import read_weights
 from polynext.models.published import check_same_entries
 from polynext.segmentation.config import SegmentationConfig
@@ -34,6 +34,7 @@ from polynext.segmentation.upernet import UPerNet
 from polynext.training import DivergedError
 from polynext.training.config import to_yaml
 from polynext.training.folder import RunFolder
+from polynext.training.optimizer import restore_optimizer
 from polynext.training.stopping import StopRequest
 
 SKIPS_IN_A_ROW = 5
@@ -58,6 +59,7 @@ class SegmentationTrainer:
     """One run, from its config to its folder."""
 
     def __init__(self, config: SegmentationConfig, folder: RunFolder, group: Processes):
+        check(config)
         self.config, self.folder, self.group = config, folder, group
         self.train_pairs, self.val_pairs = load_pairs(config.data, "train"), load_pairs(config.data, "val")
         if len(self.train_pairs) < config.batch_size or config.batch_size % group.count:
@@ -77,7 +79,7 @@ class SegmentationTrainer:
         self.wrapped: nn.Module = self.model
         if group.count > 1:
             if synchronised:
-                self.wrapped = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+                self.wrapped = convert_sync_batchnorm(self.model)  # timm's, which keeps its norms' activations
             self.wrapped = DistributedDataParallel(self.wrapped)
         self.step, self.best, self.skips = 0, -1.0, 0
         self.stop = StopRequest(group, "polynext segment train", folder.path)
@@ -91,17 +93,20 @@ class SegmentationTrainer:
             self.tensorboard = SummaryWriter(str(self.folder.path / "tensorboard"))
         shown = self.group.first and not quiet
         with tqdm(total=config.iterations, initial=self.step, disable=None if shown else True) as bar:
+            start, logged = time.perf_counter(), self.step
             for images, labels in self.batches():
-                start = time.perf_counter()
                 loss = self.train_step(images, labels)
                 bar.set_postfix_str(f"loss {loss:.3f}")
                 bar.update()
-                if self.step % config.log_steps == 0:
-                    rate = config.batch_size / (time.perf_counter() - start)
+                if config.log_steps and self.step % config.log_steps == 0:
+                    rate = (self.step - logged) * config.batch_size / (time.perf_counter() - start)
                     self.log({"loss": loss, "lr": learning_rate(config, self.step - 1), "images_per_second": rate})
+                    start, logged = time.perf_counter(), self.step
                 last = self.step == config.iterations
                 if last or self.step % config.evaluate_every == 0:
+                    paused = time.perf_counter()
                     self.finish_round(shown)
+                    start += time.perf_counter() - paused
                 asked = self.stop.asked()
                 if asked or last or self.step % config.save_every == 0:
                     self.save()
@@ -158,8 +163,8 @@ class SegmentationTrainer:
 
     def finish_round(self, shown: bool) -> None:
         self.group.agree(self.model.buffers())  # batch norm's statistics, where they are each process's own
-        scores = evaluate(self.model, self.val_pairs, self.config, self.group)
-        self.log({"miou": scores.miou, "pixel_accuracy": scores.accuracy, "iou": scores.iou})
+        scores = evaluate(self.model, self.val_pairs, self.config, self.group, shown)
+        self.log(scores.to_json())
         if not self.group.first:
             return
         metadata = {"backbone": self.config.model.backbone, "classes": json.dumps(self.val_pairs.classes)}
@@ -188,8 +193,13 @@ class SegmentationTrainer:
             self.folder.save_state(self.step, state | {"step": self.step, "best": self.best})
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.model.load_state_dict(state["model"])
+            restore_optimizer(self.optimizer, state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise PolyNeXtError(
+                f"the run in {self.folder.path} is of another network: leave --model as it was."
+            ) from error
         self.step, self.best = state["step"], state["best"]
         if self.group.first:
             self.folder.forget_after(self.step)
@@ -202,11 +212,13 @@ def train_segmentation(config: SegmentationConfig, out: Path, resume: bool = Fal
         if not resume and any(folder.states.glob("*.pt")):
             raise PolyNeXtError(f"{out} already holds a run: go on with --resume {out}, or give another --out.")
         trainer = SegmentationTrainer(config, folder, group)
-        if group.first:
-            folder.create(to_yaml(config))
         state = folder.load_state() if resume else None
         if state is not None:
             trainer.restore(state)
+        elif resume and group.first:  # killed before its first state: from the beginning
+            folder.forget_after(0)
+        if group.first:
+            folder.create(to_yaml(config))
         try:
             with trainer.stop.listening():
                 trainer.run(quiet)
@@ -218,9 +230,20 @@ def train_segmentation(config: SegmentationConfig, out: Path, resume: bool = Fal
     return out
 
 
+def check(config: SegmentationConfig) -> None:
+    data = config.data
+    require_at_least(1, iterations=config.iterations, batch_size=config.batch_size)
+    require_at_least(1, evaluate_every=config.evaluate_every, save_every=config.save_every)
+    require_at_least(1, data_crop=data.crop, data_stride=data.stride, model_width=config.model.width)
+    require_at_least(0, seed=config.seed, log_steps=config.log_steps, data_workers=data.workers)
+    if data.stride > data.crop:
+        raise PolyNeXtError(f"a stride of {data.stride} leaves gaps between windows of {data.crop}: give at most that.")
+
+
 def build_model(config: SegmentationConfig, classes: int) -> UPerNet:
     chosen = config.model
-    model = UPerNet(chosen.backbone, classes, chosen.pretrained, chosen.drop_path, chosen.width)
+    pretrained = chosen.pretrained and chosen.backbone_weights is None
+    model = UPerNet(chosen.backbone, classes, pretrained, chosen.drop_path, chosen.width, config.data.crop)
     if chosen.backbone_weights is not None:
         load_backbone(model, chosen.backbone_weights)
     return model
@@ -228,10 +251,15 @@ def build_model(config: SegmentationConfig, classes: int) -> UPerNet:
 
 def load_backbone(model: UPerNet, path: Path) -> None:
     """A classifier's weights, of which the classifier itself has no place here."""
-    expected = model.backbone.model.state_dict()
-    given = {k: v for k, v in read_weights(path).items() if not k.startswith(("head.", "norm."))}
-    check_same_entries(given, expected, "the backbone")
-    model.backbone.model.load_state_dict(given)
+
+    def name(key: str) -> str:  # timm's feature extractors flatten some names
+        return key.removeprefix("model.").replace(".", "_")
+
+    given = {name(key): value for key, value in read_weights(path).items()}
+    expected = model.backbone.state_dict()
+    found = {key: given[name(key)] for key in expected if name(key) in given}
+    check_same_entries(found, expected, "the backbone")
+    model.backbone.load_state_dict(found)
 
 
 def build_optimizer(model: UPerNet, config: SegmentationConfig) -> torch.optim.Optimizer:
@@ -269,14 +297,18 @@ def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return total / (labels != IGNORED).sum().clamp_min(1)
 
 
-def evaluate(model: nn.Module, pairs: Pairs, config: SegmentationConfig, group: Processes) -> SegmentationScores:
+def evaluate(
+    model: nn.Module, pairs: Pairs, config: SegmentationConfig, group: Processes, shown: bool = False
+) -> SegmentationScores:
     """Sliding windows over each image once, compared at the mask's own size."""
     model.eval()
     data = config.data
     mine = [[i] for i in range(group.rank, len(pairs), group.count)]
 
     def predictions() -> Iterator[tuple[Tensor, Tensor]]:
-        for images, masks in load(PreparedPairs(pairs, TestTransform(data)), mine, data.workers):
+        loader = load(PreparedPairs(pairs, TestTransform(data)), mine, data.workers)
+        hidden = None if shown else True
+        for images, masks in tqdm(loader, "evaluating", len(mine), leave=False, unit="image", disable=hidden):
             image, mask = images[0].to(group.device), masks[0]
             with torch.autocast(group.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 yield predict(model, image, (mask.shape[0], mask.shape[1]), data.crop, data.stride), mask
@@ -297,7 +329,3 @@ def draw_curves(folder: RunFolder) -> None:
         axes.set_xlabel("iteration")
         axes.grid(alpha=0.3)
     figure.savefig(folder.path / "curves.png", dpi=110)
-
-
-def scores_to_json(scores: SegmentationScores, classes: tuple[str, ...]) -> dict[str, Any]:
-    return {**asdict(scores), "miou": scores.miou, "classes": list(classes)}

@@ -37,7 +37,7 @@ def camvid() -> SegmentationConfig:
             name="camvid", root=Path("data/camvid.npz"), resize=(240, 180), crop=160, stride=80, workers=1
         ),
         optimizer=SegmentationOptimizerConfig(lr=2e-3, head_factor=1.0, warmup=100),
-        iterations=3000,
+        iterations=2000,
         batch_size=8,
         evaluate_every=500,
         save_every=100,

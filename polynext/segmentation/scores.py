@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from polynext.distributed import Processes
+from polynext.errors import PolyNeXtError
 from polynext.segmentation.data import IGNORED
 
 
@@ -25,6 +27,11 @@ class SegmentationScores:
         known = [value for value in self.iou if not math.isnan(value)]
         return sum(known) / len(known)
 
+    def to_json(self) -> dict[str, Any]:
+        """With null for a class without a figure."""
+        iou = [None if math.isnan(value) else value for value in self.iou]
+        return {"miou": self.miou, "pixel_accuracy": self.accuracy, "iou": iou, "images": self.images}
+
 
 def score(predictions: Iterable[tuple[Tensor, Tensor]], classes: int, group: Processes) -> SegmentationScores:
     """Pairs of predicted and true labels, each image once over all processes."""
@@ -38,6 +45,8 @@ def score(predictions: Iterable[tuple[Tensor, Tensor]], classes: int, group: Pro
     numbers = counts.confmat.double().flatten().tolist() if images else [0.0] * classes**2
     total, *numbers = group.total(images, *numbers)
     confusion = torch.tensor(numbers, dtype=torch.float64).reshape(classes, classes)
+    if not confusion.any():
+        raise PolyNeXtError("no pixel of the validation masks counts: check their labels.")
     right = confusion.diag()
     union = confusion.sum(dim=0) + confusion.sum(dim=1) - right
     return SegmentationScores(

@@ -13,10 +13,11 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from timm.layers import LayerNorm2d
+from timm.layers import Format, LayerNorm2d
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
+from polynext.models import check_model
 
 LEVELS = 4
 POOL_SCALES = (1, 2, 3, 6)
@@ -83,6 +84,7 @@ class UPerNet(nn.Module):
         pretrained: fetch the backbone's published weights.
         drop_path_rate: the backbone's stochastic depth.
         width: of the decoder.
+        image_size: the side of all images, for a backbone that is built for one size only.
         options: for the backbone.
     """
 
@@ -93,32 +95,51 @@ class UPerNet(nn.Module):
         pretrained: bool = False,
         drop_path_rate: float = 0.0,
         width: int = 512,
+        image_size: int = 512,
         device: torch.device | str | None = None,
         **options: Any,
     ):
         super().__init__()
-        if not timm.is_model(backbone.split(".")[0]):
-            raise PolyNeXtError(f"there is no backbone {backbone!r}: see `polynext models`, or timm's list for others.")
+        check_model(backbone)
         if drop_path_rate:
             options["drop_path_rate"] = drop_path_rate
+        known: Any = timm.get_pretrained_cfg(backbone)
+        self.fixed_size = image_size if known is not None and known.fixed_input_size else None
+        if self.fixed_size:
+            options["img_size"] = image_size
         try:
             self.backbone: Any = timm.create_model(
                 backbone, features_only=True, pretrained=pretrained, device=device, **options
             )
-        except (RuntimeError, AttributeError) as error:
-            raise PolyNeXtError(f"{backbone} gives no feature maps (timm: {error}): take another backbone.") from error
+        except (RuntimeError, AttributeError, TypeError, OSError) as error:
+            raise PolyNeXtError(
+                f"{backbone} cannot be a backbone here ({error}): take another, or other --model options."
+            ) from error
         widths = self.backbone.feature_info.channels()[-LEVELS:]
+        if len(widths) < 2:
+            raise PolyNeXtError(
+                f"{backbone} has {len(widths)} level of features, and a pyramid needs two: take another."
+            )
         self.classes = classes
-        self.norms = nn.ModuleList(LayerNorm2d(w, device=device) for w in widths)
+        self.norms = nn.ModuleList(LayerNorm2d(w, eps=1e-5, device=device) for w in widths)
         self.head = UPerHead(widths, classes, width, device=device)
         self.auxiliary = AuxiliaryHead(widths[-2], classes, device=device)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Logits at the image's size; in training also the auxiliary head's."""
+        if self.fixed_size and x.shape[-2:] != (self.fixed_size, self.fixed_size):
+            raise PolyNeXtError(
+                f"an image of {x.shape[-1]}x{x.shape[-2]} pixels was given to a backbone built for {self.fixed_size}: "
+                "take one that is not built for one size, or a smaller crop."
+            )
         features = self.backbone(x)[-LEVELS:]
+        if self.backbone.output_fmt == Format.NHWC:
+            features = [feature.permute(0, 3, 1, 2) for feature in features]
         features = [norm(feature) for norm, feature in zip(self.norms, features, strict=True)]
-        logits = resize_like(self.head(features), x)
-        return (logits, resize_like(self.auxiliary(features[-2]), x)) if self.training else logits
+        logits = self.head(features)
+        if self.training:
+            return resize_like(logits, x), resize_like(self.auxiliary(features[-2]), x)
+        return resize_like(logits.float(), x)  # in bf16 neighbours would tie
 
 
 def resize_like(x: Tensor, target: Tensor) -> Tensor:
