@@ -2,18 +2,19 @@
 
     python benchmarks/segmentation.py
 
-All take turns, round after round; medians are printed, with the distance between the quartiles. Memory is the peak of
-a process of its own, beyond what it had before the network was built.
+Each network has a process of its own, and they take turns, round after round; medians are printed, with the distance
+between the quartiles. Memory is the peak of the first call beyond what the process had before the network was built.
 """
 
 import argparse
 import multiprocessing
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from polynext.bench.measure import Timing, turn
+from polynext.bench.measure import Timing
 from polynext.cli.table import table
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
 from polynext.models.costs import count_macs, count_parameters
@@ -23,33 +24,48 @@ from polynext.segmentation.upernet import UPerNet
 CLASSES = 150
 
 
-def workload(backbone: str, kind: str) -> tuple[Callable[[torch.Tensor], object], torch.Tensor]:
+def workload(backbone: str, kind: str) -> Callable[[], object]:
     torch.manual_seed(0)
     model = UPerNet(backbone, CLASSES).train(kind == "training").to(memory_format=torch.channels_last)
     # Batch norm in the pyramid's first cell needs two images to train on.
     images = torch.randn(2 if kind == "training" else 1, 3, 512, 512).contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(len(images), 512, 512, dtype=torch.long)
 
-    def infer(x: torch.Tensor) -> object:
+    def infer() -> object:
         with torch.inference_mode():
-            return model(x)
+            return model(images)
 
-    def train(x: torch.Tensor) -> object:
-        with torch.inference_mode(False), torch.enable_grad():
-            logits, auxiliary = model(x)
-            (pixel_loss(logits, labels) + 0.4 * pixel_loss(auxiliary, labels)).backward()
-            return model.zero_grad()
+    def train() -> object:
+        logits, auxiliary = model(images)
+        (pixel_loss(logits, labels) + 0.4 * pixel_loss(auxiliary, labels)).backward()
+        return model.zero_grad()
 
-    return (train if kind == "training" else infer), images
+    return train if kind == "training" else infer
 
 
-def memory(backbone: str, kind: str) -> int:
-    before = resident_memory()
-    run, images = workload(backbone, kind)
-    run(images)
-    reset_peak_memory()
-    run(images)
-    return peak_memory() - before
+class Worker:
+    """A process with one network."""
+
+    run: Callable[[], object]
+
+    def __init__(self, backbone: str, kind: str):
+        self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self.memory = self.process.submit(Worker.begin, backbone, kind).result()
+
+    @staticmethod
+    def begin(backbone: str, kind: str) -> int:
+        keep_freed_memory()
+        before = resident_memory()
+        Worker.run = staticmethod(workload(backbone, kind))
+        reset_peak_memory()
+        Worker.run()
+        return peak_memory() - before
+
+    @staticmethod
+    def turn() -> float:
+        start = time.perf_counter()
+        Worker.run()
+        return time.perf_counter() - start
 
 
 def main() -> None:
@@ -57,17 +73,12 @@ def main() -> None:
     parser.add_argument("--backbones", nargs="+", default=["cpolynext_small", "convformer_s18"])
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    keep_freed_memory()
     jobs = [(backbone, kind) for kind in ("inference", "training") for backbone in args.backbones]
-    taken = {}
-    for job in jobs:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            taken[job] = process.submit(memory, *job).result()
-    turns = {job: turn(*workload(*job), "cpu") for job in jobs}
+    workers = {job: Worker(*job) for job in jobs}
     seconds: dict[tuple[str, str], list[float]] = {job: [] for job in jobs}
     for _ in range(args.rounds):
-        for job, take in turns.items():
-            seconds[job].append(take())
+        for job, worker in workers.items():
+            seconds[job].append(worker.process.submit(Worker.turn).result())
     rows = []
     for (backbone, kind), times in seconds.items():
         model = UPerNet(backbone, CLASSES, device="meta")
@@ -81,7 +92,7 @@ def main() -> None:
                 f"{timing.median:.2f}",
                 f"{100 * timing.spread:.0f}%",
                 f"{timing.median / Timing(seconds[args.backbones[-1], kind]).median:.2f}",
-                f"{taken[backbone, kind] / 2**20:.0f}",
+                f"{workers[backbone, kind].memory / 2**20:.0f}",
             )
         )
     header = ("backbone", "", "params (M)", "GMACs", "seconds", "spread", f"to {args.backbones[-1]}", "memory (MB)")
