@@ -11,6 +11,7 @@ from PIL import Image
 from torch import nn
 
 import polynext
+from polynext.cli import main
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.models.costs import count_macs, count_parameters
@@ -41,6 +42,12 @@ def test_cost_is_the_papers(backbone: str, parameters: int, macs: int) -> None:
     model = UPerNet(backbone, 150, device="meta")
     assert round(count_parameters(model) / 1e6) == parameters
     assert abs(count_macs(model, (3, 512, 2048)) / 1e9 - macs) < 0.51
+
+
+def test_costs_stand_beside_the_papers(capsys) -> None:
+    assert main(["segment", "costs", "cpolynext_small", "test_convnext", "--size", "64", "64"]) == 0
+    ours, other = (line.split() for line in capsys.readouterr().out.splitlines()[2:])
+    assert (ours[2], ours[-3:], other[-3:]) == ("53.92", ["54", "941", "50.6"], ["-", "-", "-"])
 
 
 @pytest.mark.parametrize("backbone", ["cpolynext_tiny", "convnextv2_atto", "test_resnet", "cpolynext_lowres"])

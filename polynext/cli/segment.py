@@ -12,12 +12,14 @@ import torch
 import tyro
 from PIL import Image
 
+from polynext import paper
 from polynext.cli.configured import ConfiguredCommand, Options
 from polynext.cli.table import table
 from polynext.data.images import open_picture
 from polynext.distributed import Processes, processes
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, require_at_least
 from polynext.models.checkpoints import stored_classes
+from polynext.models.costs import count_macs, count_parameters
 from polynext.models.published import some
 from polynext.segmentation.checkpoints import load_segmentation_weights
 from polynext.segmentation.config import SegmentationConfig
@@ -37,6 +39,7 @@ Semantic segmentation with UPerNet on any backbone.
   train     train by a recipe: {recipes}, or a YAML file of an earlier run
   evaluate  mIoU of a trained network, per class
   predict   colour images by what is in them, with a legend
+  costs     parameters and multiply-accumulates on any backbone
 
 polynext segment COMMAND --help tells what a command takes."""
 
@@ -155,7 +158,40 @@ def predict_images(
         print(target)
 
 
-SUBCOMMANDS: dict[str, Callable[..., Any]] = {"evaluate": evaluate_run, "predict": predict_images}
+def costs(
+    backbones: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    size: tuple[int, int] = (512, 2048),
+    classes: int = 150,
+    width: int = 512,
+) -> None:
+    """Count what UPerNet costs on backbones, beside the paper's figures.
+
+    Args:
+        backbones: names of models, ours or timm's; those of the paper's Table 6 by default.
+        size: height and width of an image.
+        classes: how many there are.
+        width: of the decoder.
+    """
+    require_at_least(1, height=size[0], width=size[1], classes=classes, decoder_width=width)
+    published = {paper.timm_name(row["model"]): row for row in paper.rows("6")}
+    rows = []
+    for backbone in backbones or (name for name in published if name):
+        model = UPerNet(backbone, classes, width=width, image_size=size[0], device="meta")
+        found = [count_parameters(model.backbone), count_parameters(model), count_macs(model, (3, *size))]
+        printed = published.get(backbone, {})
+        rows.append(
+            (
+                backbone,
+                *(f"{n / 1e6:.2f}" for n in found[:2]),
+                f"{found[2] / 1e9:.4g}" if found[2] < 1e11 else f"{found[2] / 1e9:.1f}",
+                *(str(printed.get(column, "-")) for column in ("params", "macs", "miou")),
+            )
+        )
+    header = ("backbone", "its parameters (M)", "all (M)", "GMACs", "paper: all (M)", "GMACs", "mIoU")
+    print(table(header, rows))
+
+
+SUBCOMMANDS: dict[str, Callable[..., Any]] = {"evaluate": evaluate_run, "predict": predict_images, "costs": costs}
 
 
 def run(arguments: list[str]) -> int:
@@ -166,7 +202,7 @@ def run(arguments: list[str]) -> int:
     if name == "train":
         return training.run(rest)
     if name not in SUBCOMMANDS:
-        print(f"polynext segment: there is no {name!r}: choose train, evaluate or predict.", file=sys.stderr)
+        print(f"polynext segment: there is no {name!r}: choose train, {', '.join(SUBCOMMANDS)}.", file=sys.stderr)
         return 2
     tyro.cli(SUBCOMMANDS[name], prog=f"polynext segment {name}", args=rest)
     return 0
