@@ -132,7 +132,7 @@ def test_fields_are_set_on_the_command_line(capsys) -> None:
         (["train", "--epochs", "0", "--out", "OUT"], "epochs is 0: give at least 1"),
         (["train", "--micro-batch", "0", "--out", "OUT"], "micro-batch is 0: give at least 1"),
         (["train", "--seed", "-1", "--out", "OUT"], "seed is -1: give at least 0"),
-        (["train", "--optimizer.lr", "-1", "--out", "OUT"], "optimizer-lr is -1.0: give at least 0"),
+        (["train", "--optimizer.lr", "-1", "--out", "OUT"], "optimizer.lr is -1.0: give at least 0"),
     ],
 )
 def test_mistakes_get_one_sentence(arguments: list[str], sentence: str, tmp_path, capsys) -> None:

@@ -234,8 +234,8 @@ def check(config: SegmentationConfig) -> None:
     data = config.data
     require_at_least(1, iterations=config.iterations, batch_size=config.batch_size)
     require_at_least(1, evaluate_every=config.evaluate_every, save_every=config.save_every)
-    require_at_least(1, data_crop=data.crop, data_stride=data.stride, model_width=config.model.width)
-    require_at_least(0, seed=config.seed, log_steps=config.log_steps, data_workers=data.workers)
+    require_at_least(1, **{"data.crop": data.crop, "data.stride": data.stride, "model.width": config.model.width})
+    require_at_least(0, seed=config.seed, log_steps=config.log_steps, **{"data.workers": data.workers})
     if data.stride > data.crop:
         raise PolyNeXtError(f"a stride of {data.stride} leaves gaps between windows of {data.crop}: give at most that.")
 

@@ -129,9 +129,11 @@ class TrainConfig:
 def check(config: TrainConfig) -> None:
     """That no number is out of its range."""
     require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, micro_batch=config.micro_batch)
-    require_at_least(1, evaluate_every=config.evaluate_every, data_image_size=config.data.image_size)
-    require_at_least(0, seed=config.seed, log_steps=config.log_steps, data_workers=config.data.workers)
-    require_at_least(0, optimizer_lr=config.optimizer.lr, optimizer_weight_decay=config.optimizer.weight_decay)
+    require_at_least(1, evaluate_every=config.evaluate_every, **{"data.image-size": config.data.image_size})
+    require_at_least(0, seed=config.seed, log_steps=config.log_steps, **{"data.workers": config.data.workers})
+    require_at_least(0, **{"optimizer.lr": config.optimizer.lr})
+    if config.model.pretrained and config.model.initial_weights is not None:
+        raise PolyNeXtError("both model.pretrained and model.initial-weights were given: a run starts from one.")
 
 
 def to_yaml(config: Any) -> str:
