@@ -38,6 +38,11 @@ class Processes:
                 dist.broadcast(tensor, src=0)
 
 
+def alone() -> Processes:
+    """One process, on a GPU if there is one."""
+    return Processes(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
 @contextmanager
 def processes() -> Iterator[Processes]:
     """Joins the processes that torchrun started, or is alone; on the GPU of the local rank if there is one."""

@@ -1,33 +1,51 @@
-"""Networks as files that need no polynext: ONNX, or a program of torch.export. For any batch size, and checked."""
+"""Networks as files that need no polynext: ONNX, or a program of torch.export. For any batch size, and checked.
 
-from collections.abc import Callable
+A file also tells how a picture becomes the network's input, and the names of the classes, as JSON: under `polynext` in
+ONNX's metadata, in the extra file `polynext.json` of a torch.export program.
+"""
+
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
+from polynext.extras import require
+from polynext.preprocessing import Preprocessing
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-4
+ABOUT, ABOUT_FILE = "polynext", "polynext.json"
 
 Network = Callable[[Tensor], Tensor]
 
 
-def export(model: nn.Module, input_size: tuple[int, ...], path: Path, form: Format) -> None:
+def export(
+    model: nn.Module,
+    input_size: tuple[int, ...],
+    path: Path,
+    form: Format,
+    preprocessing: Preprocessing | None = None,
+    classes: Sequence[str] | None = None,
+) -> None:
     """Writes a model in eval mode; batches of any size go into what is written."""
+    about = json.dumps({"preprocessing": preprocessing and preprocessing.to_json(), "classes": classes})
     example = torch.zeros(2, *input_size)  # torch.export takes a dimension of one for a constant
     with torch.no_grad():
         program = torch.export.export(model.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     if form == "torch":
-        torch.export.save(program, path)
+        torch.export.save(program, path, extra_files={ABOUT_FILE: about})
         return
-    require_onnx()
+    require("export", "onnx", "onnxscript")
     made = torch.onnx.export(program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False)
     assert made is not None
+    made.model.metadata_props[ABOUT] = about
     made.save(str(path), external_data=False)
 
 
@@ -35,7 +53,24 @@ def load(path: Path, threads: int = 0) -> Network:
     """What an exported file computes, as a function of images; ONNX runs in onnxruntime."""
     if path.suffix == SUFFIXES["torch"]:
         return torch.export.load(path).module()
-    require_onnx()
+    session = onnx_session(path, threads)
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.cpu().numpy()})[0])
+
+
+def read_about(path: Path) -> tuple[Preprocessing | None, list[str] | None]:
+    """How a picture becomes an exported network's input, and its classes, where the file tells."""
+    if path.suffix == SUFFIXES["torch"]:
+        extra = {ABOUT_FILE: ""}
+        torch.export.load(path, extra_files=extra)
+        about = json.loads(extra[ABOUT_FILE])
+    else:
+        about = json.loads(onnx_session(path).get_modelmeta().custom_metadata_map[ABOUT])
+    preprocessing = about["preprocessing"] and Preprocessing.from_json(about["preprocessing"])
+    return preprocessing, about["classes"]
+
+
+def onnx_session(path: Path, threads: int = 0) -> Any:
+    require("export", "onnxruntime")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -43,8 +78,7 @@ def load(path: Path, threads: int = 0) -> Network:
     options.log_severity_level = 3  # it tells of every constant that it leaves where it is
     available = onnxruntime.get_available_providers()
     chosen = [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in available]
-    session = onnxruntime.InferenceSession(str(path), options, providers=chosen)
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.cpu().numpy()})[0])
+    return onnxruntime.InferenceSession(str(path), options, providers=chosen)
 
 
 def largest_difference(model: nn.Module, path: Path, images: Tensor) -> float:
@@ -59,32 +93,23 @@ def largest_difference(model: nn.Module, path: Path, images: Tensor) -> float:
 
 def check(model: nn.Module, path: Path, images: dict[str, Tensor]) -> dict[str, float]:
     """Raises unless the file gives the model's logits for each kind of images; returns the largest differences."""
-    found = {kind: largest_difference(model, path, batch) for kind, batch in images.items()}
-    for kind, difference in found.items():
+    differences = {kind: largest_difference(model, path, batch) for kind, batch in images.items()}
+    for kind, difference in differences.items():
         if not difference <= TOLERANCE:
             raise PolyNeXtError(
                 f"{path} gives logits that are {difference:.1e} off on {kind} images, more than {TOLERANCE:.0e}: "
                 "do not use it, and report the model."
             )
-    return found
+    return differences
 
 
-def require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise PolyNeXtError(f"ONNX needs {error.name}, which is missing: pip install 'polynext[onnx]'.") from None
-
-
-def sample_images(input_size: tuple[int, ...], transform: Callable[[Any], Tensor]) -> Tensor:
-    """Real images without a download: scikit-learn's two photographs, or its digits for small grey images."""
-    from PIL import Image
+def sample_images(channels: int) -> list[Image.Image]:
+    """Real images without a download: scikit-learn's two photographs, or its digits for grey images."""
+    require("export", "sklearn")
     from sklearn.datasets import load_digits, load_sample_images
 
-    if input_size[0] == 1:
-        pictures = [(16 * d).clip(0, 255).astype(np.uint8) for d in load_digits().images[:8]]
+    if channels == 1:
+        pictures = [(16 * digit).clip(0, 255).astype(np.uint8) for digit in load_digits().images[:8]]
     else:
         pictures = load_sample_images().images
-    return torch.stack([transform(Image.fromarray(picture)) for picture in pictures])
+    return [Image.fromarray(picture) for picture in pictures]

@@ -15,25 +15,27 @@ from torch import nn
 
 from polynext import paper
 from polynext.ablation import sweep as sweep_module
-from polynext.ablation.parts import FineConv, GeluMLP, SeparableConv, StandardAttention
+from polynext.ablation.baselines import FAMILIES, baselines, costs
 from polynext.ablation.report import Outcome, collect, draw, remark, table_rows, to_json
 from polynext.ablation.rows import ROWS, TABLES
-from polynext.ablation.setup import FAMILIES, baselines, widened
-from polynext.ablation.sweep import Run, Sweep, all_runs, run_sweep, train_runs
+from polynext.ablation.sweep import Sweep, Trial, all_trials, run_sweep, train_trials
 from polynext.circuit.degree import is_polynomial
 from polynext.cli import main
 from polynext.errors import PolyNeXtError
 from polynext.models.network import Cell
-from polynext.models.polynext import halving
+from polynext.models.polynext import CONFIGS, halving
+from polynext.models.substitutes import FineConv, GeluMLP, SeparableConv, StandardAttention
+from polynext.models.variants import create_variant, widened
 from polynext.nn import LayerScale, LearnableScale, PolyAttention, PolyConv, PolyMLP, SigmoidScale
+from polynext.runs import load_run
+from polynext.training import build_model
 
 DIGITS = baselines("digits")
 OURS = [name for name, row in ROWS.items() if row.table != "recipes"]
 
 
 def network(name: str, scale: str = "digits") -> nn.Module:
-    setup = ROWS[name].change(baselines(scale)[ROWS[name].family])
-    return setup.build(setup.train, setup.classes)
+    return build_model(ROWS[name].change(baselines(scale)[ROWS[name].family]), 10)
 
 
 def parts(model: nn.Module, kind: type) -> int:
@@ -99,7 +101,7 @@ def test_fusions_are_their_formulas() -> None:
 
 def test_rivals_of_sigmoid_scale_start_where_they_should() -> None:
     x, branch = torch.randn(2, 16, 4, 4), torch.randn(2, 16, 4, 4)
-    baseline = DIGITS["cpolynext"].build(DIGITS["cpolynext"].train, 10)
+    baseline = build_model(DIGITS["cpolynext"], 10)
     sigmoid = next(m for m in baseline.modules() if isinstance(m, SigmoidScale))
     free = next(m for m in network("learnable-scale").modules() if isinstance(m, LearnableScale))
     for index in range(6):
@@ -112,43 +114,43 @@ def test_rivals_of_sigmoid_scale_start_where_they_should() -> None:
 @pytest.mark.parametrize("scale", ["digits", "cifar10"])
 @pytest.mark.parametrize("stacks", [1, 2])
 def test_wider_networks_keep_their_parameters(scale: str, stacks: int) -> None:
-    baseline = baselines(scale)["cpolynext"]
-    wider = widened(baseline, stacks)
-    assert {stage.stacks for stage in wider.architecture.stages} == {stacks}
-    assert wider.architecture.stages[0].width > baseline.architecture.stages[0].width
-    assert abs(wider.costs()[0] / baseline.costs()[0] - 1) < 0.01
+    baseline, architecture = baselines(scale)["cpolynext"], CONFIGS[f"cpolynext_ablate_{scale}"]
+    wider = widened(architecture, baseline.data.preprocessing.channels, 10, stacks)
+    assert {stage.stacks for stage in wider.stages} == {stacks}
+    assert wider.stages[0].width > architecture.stages[0].width
+    assert abs(costs(ROWS[f"wider-{stacks}"].change(baseline))[0] / costs(baseline)[0] - 1) < 0.01
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stacks", [1, 2])
 def test_wider_tiny_networks_keep_their_parameters(stacks: int) -> None:
     baseline = baselines("imagenet")["cpolynext"]
-    assert abs(widened(baseline, stacks).costs()[0] / baseline.costs()[0] - 1) < 0.01
+    assert abs(costs(ROWS[f"wider-{stacks}"].change(baseline))[0] / costs(baseline)[0] - 1) < 0.01
 
 
 def test_replacements_cost_about_the_same() -> None:
     for name in ("mlp-gelu", "sepconv-gelu"):
         baseline = baselines("imagenet")["cpolynext"]
-        changed = ROWS[name].change(baseline).costs()[0]
-        assert abs(changed / baseline.costs()[0] - 1) < 0.02, name
+        changed = costs(ROWS[name].change(baseline))[0]
+        assert abs(changed / costs(baseline)[0] - 1) < 0.02, name
     baseline = baselines("imagenet")["apolynext"]
-    changed = ROWS["standard-attention"].change(baseline).costs()[1]
-    assert -0.07 < changed / baseline.costs()[1] - 1 < 0  # heads come in ones: one fewer is less, as many is more
+    changed = costs(ROWS["standard-attention"].change(baseline))[1]
+    assert -0.07 < changed / costs(baseline)[1] - 1 < 0  # heads come in ones: one fewer is less, as many is more
 
 
 def test_recipes_change_what_they_say() -> None:
     families = baselines("imagenet")
-    convformer = families["convformer"].train
-    optimizer = ROWS["convformer-our-optimizer"].change(families["convformer"]).train
-    assert optimizer.optimizer == families["cpolynext-s"].train.optimizer
+    convformer = families["convformer"]
+    optimizer = ROWS["convformer-our-optimizer"].change(families["convformer"])
+    assert optimizer.optimizer == families["cpolynext-s"].optimizer
     assert (optimizer.augment, optimizer.ema, optimizer.model) == (convformer.augment, convformer.ema, convformer.model)
-    regularised = ROWS["convformer-our-regularisation"].change(families["convformer"]).train
+    regularised = ROWS["convformer-our-regularisation"].change(families["convformer"])
     assert regularised.optimizer == convformer.optimizer
-    assert regularised.ema == families["cpolynext-s"].train.ema
+    assert regularised.ema == families["cpolynext-s"].ema
     assert regularised.model.name == "convformer_s18"
-    ours = ROWS["cpolynext-convformer-optimizer"].change(families["cpolynext-s"]).train
+    ours = ROWS["cpolynext-convformer-optimizer"].change(families["cpolynext-s"])
     assert ours.schedule.warmup_epochs == 20
-    small = baselines("digits")["convformer"].train
+    small = baselines("digits")["convformer"]
     assert (small.data.name, small.model.name, small.schedule.warmup_epochs) == ("digits", "convformer_s18", 4)
 
 
@@ -174,19 +176,46 @@ def test_a_sweep_trains_reports_and_goes_on(tmp_path: Path, capsys) -> None:
     assert "steps 1, not 2: give the same again" in capsys.readouterr().err
 
 
+def test_an_ablations_folder_tells_its_network(tmp_path: Path, capsys) -> None:
+    """It is evaluated, used, exported, resumed and trained again like any other run's, and so is its file alone."""
+    train_trials(QUICK, [Trial("degree-3", 0)], tmp_path, threads=1)
+    folder = Trial("degree-3", 0).folder(tmp_path)
+    for source in (folder, folder / "best.safetensors"):
+        run = load_run(source)
+        assert {m.p for m in run.model.modules() if isinstance(m, PolyAttention)} == {3}
+        assert (run.config.model.variant, run.config.data.preprocessing) == ("degree-3", run.preprocessing)
+    assert main(["evaluate", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["top1"] == Trial("degree-3", 0).result(tmp_path)["accuracy"]
+    assert main(["export", str(folder), "--format", "torch", "--out", str(tmp_path / "model.pt2")]) == 0
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert main(["train", str(folder / "config.yaml"), "--print-config"]) == 0
+    assert "variant: degree-3" in capsys.readouterr().out
+
+
+def test_a_variant_that_would_change_nothing_is_refused() -> None:
+    for name, variant, sentence in [
+        ("cpolynext_tiny", "degree-3", "cpolynext_tiny has no attention that the variant 'degree-3' could change"),
+        ("cpolynext_tiny", "softer", "there is no variant 'softer'"),
+        ("resnet18", "addition", "resnet18 has no variant 'addition'"),
+        ("resnet18", "polyconv", "ResNet has nothing to replace"),
+    ]:
+        with pytest.raises(PolyNeXtError, match=sentence):
+            create_variant(name, variant, device="meta")
+
+
 def test_failures_and_divergence_stay_their_rows_own(tmp_path: Path, monkeypatch) -> None:
-    runs = [Run("cpolynext", 0), Run("addition", 0), Run("fine-only", 0)]
-    real = sweep_module.train_run
+    runs = [Trial("cpolynext", 0), Trial("addition", 0), Trial("fine-only", 0)]
+    real = sweep_module.train_trial
 
-    def train_run(sweep: Sweep, run: Run, out: Path) -> dict:
-        if run.name == "addition":
+    def train_trial(sweep: Sweep, trial: Trial, out: Path) -> dict:
+        if trial.name == "addition":
             raise RuntimeError("out of memory")
-        if run.name == "fine-only":
+        if trial.name == "fine-only":
             raise sweep_module.DivergedError(7, "not finite")
-        return real(sweep, run, out)
+        return real(sweep, trial, out)
 
-    monkeypatch.setattr(sweep_module, "train_run", train_run)
-    train_runs(QUICK, runs, tmp_path, threads=1)
+    monkeypatch.setattr(sweep_module, "train_trial", train_trial)
+    train_trials(QUICK, runs, tmp_path, threads=1)
     baseline, addition, fine = collect(QUICK, ["addition", "fine-only"], 1, tmp_path)
     assert baseline.accuracies
     assert remark(addition) == "1 failed: RuntimeError: out of memory"
@@ -199,37 +228,37 @@ def test_failures_and_divergence_stay_their_rows_own(tmp_path: Path, monkeypatch
 
 
 def test_a_network_that_diverges_is_found_out(tmp_path: Path, monkeypatch) -> None:
-    setup = DIGITS["cpolynext"]
-    wild = replace(setup, train=replace(setup.train, optimizer=replace(setup.train.optimizer, lr=float("inf"))))
+    baseline = DIGITS["cpolynext"]
+    wild = replace(baseline, optimizer=replace(baseline.optimizer, lr=float("inf")))
     monkeypatch.setattr(Sweep, "baseline", lambda self, family: wild)
-    train_runs(Sweep("digits"), [Run("cpolynext", 0)], tmp_path, threads=1)
-    result = Run("cpolynext", 0).result(tmp_path)
+    train_trials(Sweep("digits"), [Trial("cpolynext", 0)], tmp_path, threads=1)
+    result = Trial("cpolynext", 0).result(tmp_path)
     assert result.keys() == {"diverged"}
     assert 1 <= result["diverged"] <= 3
 
 
 def test_a_dead_process_is_replaced(tmp_path: Path, monkeypatch) -> None:
     """Like one that the system killed for its memory: that run failed, the others are trained."""
-    monkeypatch.setattr(sweep_module, "train_runs", die_of_the_first)
-    runs = all_runs(["addition"], seeds=1)
+    monkeypatch.setattr(sweep_module, "train_trials", die_of_the_first)
+    runs = all_trials(["addition"], seeds=1)
     run_sweep(QUICK, runs, tmp_path)
     assert "its process died with status 3" in runs[0].result(tmp_path)["error"]
     assert runs[1].result(tmp_path) == {"accuracy": 50.0, "seconds": 1.0}
 
 
 def test_failed_runs_show_in_the_exit_status(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sweep_module, "train_runs", die_of_the_first)
+    monkeypatch.setattr(sweep_module, "train_trials", die_of_the_first)
     with pytest.raises(SystemExit) as stop:
         main(["ablate", "addition", "--seeds", "1", "--budget", "1", "--out", str(tmp_path)])
     assert stop.value.code == 1
     assert "1 run(s) failed: the same command tries them again" in capsys.readouterr().err
 
 
-def die_of_the_first(sweep: Sweep, runs: list[Run], out: Path, threads: int) -> None:
-    for run in runs:
-        if run.name == "cpolynext":
+def die_of_the_first(sweep: Sweep, trials: list[Trial], out: Path, threads: int) -> None:
+    for trial in trials:
+        if trial.name == "cpolynext":
             os._exit(3)
-        sweep_module.write_result(run, out, {"accuracy": 50.0, "seconds": 1.0})
+        sweep_module.write_result(trial, out, {"accuracy": 50.0, "seconds": 1.0})
 
 
 def test_an_interrupted_sweep_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -250,22 +279,22 @@ def test_an_interrupted_sweep_saves_and_says_how_to_go_on(tmp_path: Path) -> Non
 def test_a_shorter_run_warms_up_in_proportion() -> None:
     """So that a row with another's optimiser warms up as the other does."""
     sweep = Sweep("digits", steps=660)
-    theirs, ours = sweep.setup("convformer").train, sweep.setup("cpolynext-convformer-optimizer").train
+    theirs, ours = sweep.config("convformer"), sweep.config("cpolynext-convformer-optimizer")
     assert theirs.epochs == ours.epochs == 30
     assert theirs.schedule.warmup_epochs == ours.schedule.warmup_epochs == 2
 
 
 def test_a_rate_goes_with_its_batch_at_the_papers_scale() -> None:
     setups = baselines("imagenet")
-    changed = ROWS["convformer-our-recipe"].change(setups["convformer"]).train
-    assert changed.batch_size == setups["cpolynext-s"].train.batch_size != setups["convformer"].train.batch_size
-    assert ROWS["convformer-our-optimizer"].change(baselines("digits")["convformer"]).train.batch_size == 64
+    changed = ROWS["convformer-our-recipe"].change(setups["convformer"])
+    assert changed.batch_size == setups["cpolynext-s"].batch_size != setups["convformer"].batch_size
+    assert ROWS["convformer-our-optimizer"].change(baselines("digits")["convformer"]).batch_size == 64
 
 
 def test_networks_without_cells_are_not_looked_into() -> None:
     sweep = Sweep("digits", diagnostics=True)
-    assert sweep.setup("addition").train.diagnostics
-    assert not sweep.setup("convformer-our-recipe").train.diagnostics
+    assert sweep.config("addition").diagnostics
+    assert not sweep.config("convformer-our-recipe").diagnostics
 
 
 def test_a_report_needs_no_more_than_its_folder(tmp_path: Path, capsys) -> None:
@@ -273,7 +302,7 @@ def test_a_report_needs_no_more_than_its_folder(tmp_path: Path, capsys) -> None:
     assert "holds no sweep" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
     sweep_module.open_sweep(tmp_path / "sweep", QUICK)
-    sweep_module.write_result(Run("addition", 0), tmp_path / "sweep", {"accuracy": 12.5, "seconds": 1.0})
+    sweep_module.write_result(Trial("addition", 0), tmp_path / "sweep", {"accuracy": 12.5, "seconds": 1.0})
     assert main(["ablate", "addition", "--report", "--out", str(tmp_path / "sweep")]) == 0
     assert "12.50" in capsys.readouterr().out
     moved = replace(QUICK, root="elsewhere")

@@ -1,6 +1,8 @@
 """Which room may import which."""
 
 import ast
+import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +18,21 @@ ROOMS = {
     "circuit": {"models", "nn"},
     "data": set(),
     "training": {"nn", "models", "data"},
-    "evaluation": {"models", "data"},
-    "encrypted": {"circuit"},
-    "bench": {"models"},
+    "evaluation": {"models", "data", "runs"},
+    "encrypted": {"circuit", "runs"},
+    "bench": {"models", "export"},
     "segmentation": {"models", "data", "training"},
-    "ablation": {"nn", "models", "data", "training", "recipes"},
+    "ablation": {"models", "data", "training", "recipes"},
     "recipes": {"training", "models", "data"},
 }
+# Single files above the rooms or below them; those below may be imported by all.
+ABOVE = {
+    "runs": {"data", "models", "training"},
+    "export": set(),
+    "__main__": {"cli"},
+    "__init__": {"models"} | set(ROOMS),
+}
+BELOW = {"distributed", "errors", "extras", "files", "memory", "paper", "preprocessing"}
 THIRD_PARTY = {"nn": {"torch"}, "models": {"torch", "timm", "safetensors"}}
 
 
@@ -38,11 +48,20 @@ def imports(file: Path) -> set[str]:
     return found
 
 
+def rooms_of(file: Path) -> set[str]:
+    return {name.split(".")[1] for name in imports(file) if name.startswith("polynext.")} - BELOW - {"__version__"}
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_point_one_way(room: str) -> None:
     for file in (ROOT / room).rglob("*.py"):
-        rooms = {name.split(".")[1] for name in imports(file) if name.startswith("polynext.")}
-        assert rooms <= ROOMS[room] | {room, "errors", "distributed", "memory", "paper", "export", "__version__"}, file
+        assert rooms_of(file) <= ROOMS[room] | {room}, file
+
+
+def test_files_outside_the_rooms_know_their_place() -> None:
+    for file in ROOT.glob("*.py"):
+        assert rooms_of(file) <= ({"runs"} if file.stem == "__init__" else set()) | ABOVE.get(file.stem, set()), file
+        assert file.stem in BELOW | ABOVE.keys(), file
 
 
 @pytest.mark.parametrize("room", THIRD_PARTY)
@@ -71,3 +90,22 @@ def test_timm_knows_the_models_in_either_order_of_import(order: str) -> None:
     assert python(f"import {order}; print(timm.is_model('cpolynext_small'), polynext.create_model.__name__)") == (
         "True create_model"
     )
+
+
+FRONTS = ["polynext", *(f"polynext.{room}" for room in ROOMS)]
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_a_front_shows_what_it_exports_and_says_what_it_is(front: str) -> None:
+    module = importlib.import_module(front)
+    assert module.__doc__ and list(module.__all__) == sorted(module.__all__, key=front_order)
+    assert set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        member = getattr(module, name)
+        if inspect.isclass(member) or inspect.isfunction(member):
+            assert inspect.getdoc(member), f"{front}.{name} has no docstring"
+
+
+def front_order(name: str) -> tuple[int, str]:
+    """Constants, classes, functions: as ruff sorts them."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,15 +16,18 @@ from PIL import Image
 from polynext.data import (
     AugmentConfig,
     DataConfig,
+    Preprocessing,
     batches,
     evaluation_batches,
-    evaluation_transform,
     load_examples,
     training_transform,
 )
-from polynext.data.images import open_picture, read_image
-from polynext.data.sets import ArrayExamples, balanced_indices
+from polynext.data.examples import ArrayExamples, balanced_indices
 from polynext.errors import PolyNeXtError
+from polynext.preprocessing import open_picture, read_image
+
+PIXELS = Preprocessing(mean=(0.0,), std=(1 / 255,))
+COLOUR = Preprocessing(size=32, resize=32, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 def examples(count: int = 20, size: int = 8) -> ArrayExamples:
@@ -43,19 +47,15 @@ def test_digits_are_split_once_and_for_all() -> None:
 @settings(max_examples=30, deadline=None)
 @given(count=st.integers(1, 40), processes=st.integers(1, 5), batch=st.integers(1, 7))
 def test_evaluation_sees_every_image_once(count: int, processes: int, batch: int) -> None:
-    data = DataConfig(mean=(0.0,), std=(1 / 255,))
     seen = []
     for rank in range(processes):
-        for images, _ in evaluation_batches(examples(count), evaluation_transform(data), batch, (rank, processes)):
+        for images, _ in evaluation_batches(examples(count), PIXELS, batch, (rank, processes)):
             seen += [round(v) for v in images[:, 0, 0, 0].tolist()]
     assert sorted(seen) == list(range(count))
 
 
 def test_processes_share_each_training_batch() -> None:
-    plain = training_transform(
-        DataConfig(mean=(0.0,), std=(1 / 255,)),
-        AugmentConfig(crop="none", hflip=0.0, rand_augment="", erasing=0.0),
-    )
+    plain = training_transform(PIXELS, AugmentConfig(crop="none", hflip=0.0, rand_augment="", erasing=0.0))
 
     def order(share: tuple[int, int], start: int = 0) -> list[list[int]]:
         loader = batches(examples(), plain, 8, seed=3, epoch=1, start=start, share=share)
@@ -68,17 +68,16 @@ def test_processes_share_each_training_batch() -> None:
 
 
 def test_the_papers_augmentation_runs_on_colour_images() -> None:
-    data = DataConfig(image_size=32, evaluation_resize=32, mean=(0.5,) * 3, std=(0.5,) * 3)
-    transform = training_transform(data, AugmentConfig())
+    transform = training_transform(COLOUR, AugmentConfig())
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 36, 3), dtype=np.uint8))
     assert transform(image).shape == (3, 32, 32)
 
 
 def test_a_shift_goes_with_random_augmentation() -> None:
-    data = DataConfig(image_size=32, evaluation_resize=32, mean=(0.0,) * 3, std=(1.0,) * 3)
+    colour = replace(COLOUR, mean=(0.0,) * 3, std=(1.0,) * 3)
     augment = AugmentConfig(crop="shift", hflip=0.0, rand_augment="", erasing=1e-9)
     values = np.full((32, 32, 3), 255, dtype=np.uint8)
-    shifted = torch.stack([training_transform(data, augment)(Image.fromarray(values)) for _ in range(20)])
+    shifted = torch.stack([training_transform(colour, augment)(Image.fromarray(values)) for _ in range(20)])
     assert shifted.shape == (20, 3, 32, 32)
     edges = [shifted[..., 0, :], shifted[..., -1, :], shifted[..., 0], shifted[..., -1]]
     assert all((edge < 0.1).any() for edge in edges)  # what came in from outside is black
@@ -86,20 +85,20 @@ def test_a_shift_goes_with_random_augmentation() -> None:
 
 
 def test_evaluation_resizes_and_crops_the_centre() -> None:
-    data = DataConfig(image_size=224, evaluation_resize=232, mean=(0.0,) * 3, std=(1 / 255,) * 3)
+    prepare = Preprocessing(size=224, resize=232, mean=(0.0,) * 3, std=(1 / 255,) * 3)
     values = np.zeros((464, 696, 3), dtype=np.uint8)
     values[:, :, 0] = np.arange(696) * 255 // 696
-    out = evaluation_transform(data)(Image.fromarray(values))
+    out = prepare(Image.fromarray(values))
     assert out.shape == (3, 224, 224)
-    centre = out[0].mean(dim=0)
+    centre = out[0].mean(axis=0)
     assert centre[111:113].mean().item() == pytest.approx(127, abs=1)
     assert centre[0].item() == pytest.approx((348 / 2 - 112) / 348 * 255, abs=1.5)
 
 
 def test_normalisation() -> None:
-    data = DataConfig(image_size=2, evaluation_resize=2, mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 1.0))
-    out = evaluation_transform(data)(Image.fromarray(np.full((2, 2, 3), 255, dtype=np.uint8)))
-    torch.testing.assert_close(out[:, 0, 0], torch.tensor([1.0, 3.0, 1.0]))
+    prepare = Preprocessing(size=2, resize=2, mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 1.0))
+    out = prepare(Image.fromarray(np.full((2, 2, 3), 255, dtype=np.uint8)))
+    np.testing.assert_allclose(out[:, 0, 0], [1.0, 3.0, 1.0], rtol=1e-6)
 
 
 @pytest.fixture
@@ -149,7 +148,7 @@ def test_a_npz_file(tmp_path) -> None:
 
 def test_torchvision_sets_are_not_fetched_unasked(tmp_path) -> None:
     for name in ("cifar10", "svhn"):
-        with pytest.raises(PolyNeXtError, match=r"fetch it with --data\.download"):
+        with pytest.raises(PolyNeXtError, match=r"fetch it with `data\.download`"):
             load_examples(DataConfig(name=name, root=tmp_path), "train")
 
 
@@ -213,7 +212,7 @@ def test_bad_data_is_told_in_a_sentence(folder, tmp_path) -> None:
         load(name="imagenet", root=tmp_path / "absent")
     with pytest.raises(PolyNeXtError, match="there is no data set 'cats'"):
         load(name="cats", root=folder)
-    with pytest.raises(PolyNeXtError, match="limit is 5000"):
+    with pytest.raises(PolyNeXtError, match=r"`data\.limit` is 5000"):
         load(limit=5000)
     with pytest.raises(PolyNeXtError, match="labels from 0 to 5 but 2 classes"):
         ArrayExamples(np.zeros((6, 4, 4), dtype=np.uint8), range(6), ["a", "b"])
@@ -224,9 +223,9 @@ def test_bad_data_is_told_in_a_sentence(folder, tmp_path) -> None:
 def test_an_unreadable_image_met_by_a_worker_is_one_sentence(folder) -> None:
     data = load_examples(DataConfig(name="folder", root=folder, most_memory=0.0), "train")
     (folder / "train" / "dog" / "1.png").write_bytes(b"no image any more")
-    config = DataConfig(image_size=8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    prepare = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3)
     with pytest.raises(PolyNeXtError, match=r"^\S*1\.png cannot be read as an image: mend or remove it\.$"):
-        list(evaluation_batches(data, evaluation_transform(config), 2, workers=1))
+        list(evaluation_batches(data, prepare, 2, workers=1))
 
 
 def test_a_limit_takes_classes_in_turn() -> None:

@@ -36,6 +36,7 @@ from polynext.encrypted.program import Program, Stride, build_program
 from polynext.encrypted.rotations import choose_rotations, grow
 from polynext.encrypted.server import Server, save_server
 from polynext.errors import PolyNeXtError
+from polynext.preprocessing import Preprocessing
 from tests.test_circuit import settled, small_network
 
 OPERATIONS = ("rotate", "multiply", "multiply_plain", "add", "rescale", "drop")
@@ -151,7 +152,7 @@ def plan(request: pytest.FixtureRequest, trained: Any, examples: np.ndarray) -> 
 
 @pytest.fixture(scope="module")
 def offer(plan: Plan) -> Offer:
-    return Offer.of(plan, (0.5,), (0.5,), ("a", "b", "c"))
+    return Offer.of(plan, Preprocessing(size=4, resize=4), ("a", "b", "c"))
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +328,7 @@ def test_files_that_do_not_go_together_are_refused(
     other.write_request(examples[:1], tmp_path / "other.enc")
     with pytest.raises(PolyNeXtError, match="was made with key"):
         server.answer_request(tmp_path / "other.enc", answer)
-    changed = replace(offer, mean=(0.4,))
+    changed = replace(offer, preprocessing=replace(offer.preprocessing, mean=(0.4,)))
     client.offer = changed
     client.write_request(examples[:1], tmp_path / "changed.enc")
     with pytest.raises(PolyNeXtError, match="was made for parameters"):
@@ -546,12 +547,12 @@ def test_attention_runs_in_the_clear_engine() -> None:
 
 def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, sentence in [
-        (["plan", str(tmp_path)], "is no finished run"),
+        (["plan", str(tmp_path)], "is not a finished run"),
         (["keygen", str(tmp_path / "offer.json")], "there is no offer"),
         (["encrypt"], "give image files to encrypt"),
         (["encrypt", "--digits", "2", "--client", str(tmp_path)], "there is no offer"),
         (["demo", "--images", "0"], "images is 0: give at least 1"),
-        (["conjure"], "choose one of plan, prepare"),
+        (["conjure"], "choose one of demo, plan, prepare"),
     ]:
         assert main(["encrypted", *arguments]) == 2
         assert sentence in capsys.readouterr().err
@@ -561,16 +562,16 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
     """What the README promises: a trained network answers encrypted digits as it answers them in the clear."""
-    from polynext.cli.encrypted import offer_for, plan_for, train_digits
-    from polynext.cli.runs import load_run
+    from polynext.cli.encrypted import train_digits
+    from polynext.encrypted.prepare import prepare
+    from polynext.runs import load_run
 
     train_digits(tmp_path / "run")
     trained = load_run(tmp_path / "run")
     everything, labels, _ = trained.images("test", 10_000)
     assert (logits(trained.model, everything).argmax(axis=1) == labels).mean() >= 0.97
     images, wanted = everything[:100], logits(trained.model, everything[:100])
-    made = plan_for(trained, 8, memory=2048, key_memory=300)
-    save_server(made, offer_for(made, trained), tmp_path / "server")
+    prepare(trained, tmp_path / "server", images=8)
     client = Client.keygen(Offer.load(tmp_path / "server" / "offer.json"), tmp_path / "client")
     server = Server.load(tmp_path / "server", tmp_path / "client" / EVALUATION)
     client.write_request(images, tmp_path / "request.enc")

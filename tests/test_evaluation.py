@@ -19,8 +19,7 @@ from torch import nn
 import polynext  # noqa: F401  (registers the models)
 from polynext import paper
 from polynext.cli import main
-from polynext.cli.runs import digest
-from polynext.data import DataConfig
+from polynext.data import DataConfig, Preprocessing
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.evaluation.corruptions import CORRUPTIONS, corrupt
@@ -28,9 +27,11 @@ from polynext.evaluation.scores import ALEXNET_ERRORS, mean_corruption_error, sc
 from polynext.evaluation.sets import open_corrupted, open_set, synsets
 from polynext.paper import published_figure
 from polynext.recipes import recipe
+from polynext.runs import digest
 from polynext.training import train
 
 ALONE = Processes(0, 1, torch.device("cpu"))
+COLOUR = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +82,9 @@ class LoneShare(Processes):
 
 def test_scores_equal_a_direct_count() -> None:
     chosen = open_set("digits", DataConfig())
-    from polynext.data import evaluation_transform
-
-    transform, model = evaluation_transform(chosen.data), Brightest(10)
+    model, pictures = Brightest(10), [chosen.examples.image(i) for i in range(len(chosen.examples))]
     with torch.no_grad():
-        logits = torch.cat([model(transform(chosen.examples.image(i))[None]) for i in range(len(chosen.examples))])
+        logits = model(torch.stack([torch.from_numpy(chosen.preprocessing(picture)) for picture in pictures]))
     order = logits.argsort(dim=1, descending=True).numpy()
     found = score(model, chosen, ALONE)
     assert found.right == (order[:, 0] == chosen.examples.labels).sum()
@@ -99,7 +98,7 @@ def image_folders(root: Path, classes: list[str]) -> None:
 
 
 def test_imagenets_relatives_are_scored_among_their_classes(tmp_path: Path) -> None:
-    data = DataConfig(root=tmp_path / "a", image_size=8, evaluation_resize=8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    data = DataConfig(root=tmp_path / "a", preprocessing=COLOUR)
     image_folders(tmp_path / "a", synsets("imagenet-a"))
     chosen = open_set("imagenet-a", data)
     assert chosen.among is not None and len(chosen.among) == 200
@@ -108,16 +107,16 @@ def test_imagenets_relatives_are_scored_among_their_classes(tmp_path: Path) -> N
     with pytest.raises(PolyNeXtError, match="the network has 10 classes: this set needs ImageNet's 1000"):
         score(Brightest(10), chosen, ALONE)
     image_folders(tmp_path / "r", synsets("imagenet-r"))
-    assert open_set("imagenet-r", replace(data, root=tmp_path / "r")).data.evaluation_interpolation == "bilinear"
+    assert open_set("imagenet-r", replace(data, root=tmp_path / "r")).preprocessing.interpolation == "bilinear"
 
 
 def test_what_is_not_the_data_set_is_named(tmp_path: Path) -> None:
-    data = DataConfig(root=tmp_path / "a", image_size=8, evaluation_resize=8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    data = DataConfig(root=tmp_path / "a", preprocessing=COLOUR)
     image_folders(tmp_path / "a", synsets("imagenet-a")[1:])
     with pytest.raises(PolyNeXtError, match=f"lacks 1 of 200 classes, the first {synsets('imagenet-a')[0]}"):
         open_set("imagenet-a", data)
     image_folders(tmp_path / "a", ["n99999999"])
-    with pytest.raises(PolyNeXtError, match="no class of this data set: n99999999"):
+    with pytest.raises(PolyNeXtError, match="not classes of this data set: n99999999"):
         open_set("imagenet-a", data)
     (tmp_path / "a" / synsets("imagenet-a")[0]).mkdir()
     with pytest.raises(PolyNeXtError, match="classes without an image"):
@@ -215,23 +214,23 @@ def test_a_run_of_another_network_is_used_like_ours(tmp_path: Path, capsys: pyte
             for i in range(4):
                 Image.fromarray(photograph(32)).save(tmp_path / "data" / split / label / f"{i}.png")
     config = recipe("digits")
-    data = DataConfig(name="folder", root=tmp_path / "data", image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    data = DataConfig(name="folder", root=tmp_path / "data", preprocessing=replace(COLOUR, size=32, resize=32))
     model = replace(config.model, name="test_resnet")
     train(replace(config, data=data, model=model, epochs=1, batch_size=4, micro_batch=4), tmp_path / "run", quiet=True)
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 8
     picture = (tmp_path / "data" / "val" / "a" / "0.png").rename(tmp_path / "0.png")
     shutil.rmtree(tmp_path / "data")
-    assert main(["predict", str(picture), "--model", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["predict", str(tmp_path / "run"), str(picture), "--json"]) == 0
     assert {c["class"] for c in json.loads(capsys.readouterr().out)["classes"]} == {"a", "b"}
 
 
 def test_corrupted_digits_go_on_where_they_were(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import polynext.cli.evaluate as command
+    from polynext.evaluation import measure
 
-    real, calls = command.score, []
+    real, calls = measure.score, []
 
     def stops(*arguments: object) -> object:
         calls.append(arguments)
@@ -239,8 +238,8 @@ def test_corrupted_digits_go_on_where_they_were(
             raise KeyboardInterrupt
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(command, "CORRUPTIONS", {n: CORRUPTIONS[n] for n in ("contrast", "pixelate")})
-    monkeypatch.setattr(command, "score", stops)
+    monkeypatch.setattr(measure, "CORRUPTIONS", {n: CORRUPTIONS[n] for n in ("contrast", "pixelate")})
+    monkeypatch.setattr(measure, "score", stops)
     assert main(["evaluate", str(run), "--data", "digits-c"]) == 130
     partial = run / "best.digits-c.partial.json"
     assert len(json.loads(partial.read_text())["done"]) == 3
@@ -253,9 +252,9 @@ def test_corrupted_digits_go_on_where_they_were(
 
 def test_evaluation_mistakes_are_sentences(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, sentence in [
-        (["nonesuch"], "is neither a model nor the folder of a run"),
+        (["nonesuch"], "is neither a model nor the folder or file of a run"),
         ([str(run), "--data", "cats"], "there is no evaluation set 'cats'"),
-        (["cpolynext_tiny", "--data", "imagenet"], "imagenet needs its folder"),
+        (["cpolynext_tiny", "--data", "imagenet"], "imagenet needs its folder as --root"),
         (["cpolynext_tiny", "--checkpoint", str(run / "best.safetensors")], "holds weights of cpolynext_nano"),
         (["resnet18", "--checkpoint", str(tmp_path / "x.pt")], "there is no file"),
         ([str(run), "--batch-size", "0"], "batch-size is 0: give at least 1"),
@@ -279,7 +278,7 @@ def test_pictures_of_all_kinds_are_read(run: Path, tmp_path: Path, capsys: pytes
     turned[0x0112] = 6
     grey.rotate(90).save(tmp_path / "turned.png", exif=turned)
     names = [*pictures, "turned.png"]
-    assert main(["predict", *(str(tmp_path / n) for n in names), "--model", str(run), "--json"]) == 0
+    assert main(["predict", str(run), *(str(tmp_path / n) for n in names), "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     chances = [{c["class"]: c["probability"] for c in f["classes"]} for f in found]
     for name, other in zip(names, chances, strict=True):
@@ -294,14 +293,14 @@ def test_unreadable_pictures_do_not_stop_the_rest(
     Image.fromarray(photograph(16)).save(tmp_path / "good.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "good.png").read_bytes()[:100])
     (tmp_path / "text.png").write_text("no picture")
-    assert main(["predict", str(tmp_path), "--model", str(run)]) == 1
+    assert main(["predict", str(run), str(tmp_path)]) == 1
     shown = capsys.readouterr()
     assert "good.png: " in shown.out and len(shown.out.splitlines()) == 1
     assert "cut.png cannot be read" in shown.err and "text.png cannot be read" in shown.err
     data = io.BytesIO((tmp_path / "good.png").read_bytes())
     monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": data}))
-    assert main(["predict", "-", "--model", str(run), "--top", "1"]) == 0
+    assert main(["predict", str(run), "-", "--top", "1"]) == 0
     assert capsys.readouterr().out.startswith("-: ")
-    assert main(["predict", "absent.png", "--model", str(run)]) == 2
-    assert main(["predict", str(tmp_path / "good.png"), "--model", "cpolynext_nano"]) == 2
+    assert main(["predict", str(run), "absent.png"]) == 2
+    assert main(["predict", "cpolynext_nano", str(tmp_path / "good.png")]) == 2
     assert "is untrained as it is" in capsys.readouterr().err

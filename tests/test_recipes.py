@@ -148,12 +148,12 @@ def test_mistakes_get_one_sentence(arguments: list[str], sentence: str, tmp_path
     [
         ("optimizer: {learning_rate: 1}", r"unknown field optimizer\.learning_rate: the fields there are name, lr"),
         ("epoks: 3", "unknown field epoks"),
-        ("epochs: many", "epochs: 'many', which is no int"),
-        ("epochs: true", "epochs: True, which is no int"),
-        ("optimizer: {name: sgd}", "optimizer.name: 'sgd', which is no adamw or lamb"),
+        ("epochs: many", "epochs: 'many', and int was expected"),
+        ("epochs: true", "epochs: True, and int was expected"),
+        ("optimizer: {name: sgd}", "optimizer.name: 'sgd', and adamw or lamb was expected"),
         ("optimizer: 3", "optimizer: 3"),
         ("[1, 2]", "holds no fields"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not YAML"),
     ],
 )
 def test_a_wrong_yaml_is_told_in_a_sentence(text: str, sentence: str) -> None:

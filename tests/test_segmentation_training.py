@@ -100,7 +100,7 @@ def test_a_run_learns_evaluates_and_predicts(tmp_path: Path, capsys) -> None:
     assert json.loads((run / "evaluation.json").read_text())["miou"] == pytest.approx(best)
     image = (tmp_path / "data" / "images" / "val" / "0.png").rename(tmp_path / "0.png")
     shutil.rmtree(tmp_path / "data")  # a network knows its classes without its data
-    command = ["segment", "predict", str(image), "--run", str(run), "--out", str(tmp_path / "seen"), "--labels"]
+    command = ["segment", "predict", str(run), str(image), "--out", str(tmp_path / "seen"), "--labels"]
     assert main(command) == 0
     with Image.open(tmp_path / "seen" / "0.png") as picture:
         assert picture.width > 40
@@ -116,7 +116,7 @@ def test_weights_without_a_run_predict_by_their_recipe(tmp_path: Path, capsys) -
     model = UPerNet(recipe.model.backbone, len(CAMVID), width=recipe.model.width)
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
     Image.new("RGB", (60, 40), "gray").save(tmp_path / "gray.png")
-    command = ["segment", "predict", str(tmp_path / "gray.png"), "--run", "camvid", "--out", str(tmp_path / "seen")]
+    command = ["segment", "predict", "camvid", str(tmp_path / "gray.png"), "--out", str(tmp_path / "seen")]
     assert main([*command, "--checkpoint", str(tmp_path / "weights.safetensors")]) == 0
     assert (tmp_path / "seen" / "gray.png").is_file()
     assert main(command) == 2

@@ -18,7 +18,7 @@ from torch import nn
 
 import polynext
 from polynext.cli import main
-from polynext.data import AugmentConfig, DataConfig
+from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.distributed import Processes
 from polynext.recipes import recipe
 from polynext.training import (
@@ -37,6 +37,7 @@ from polynext.training.folder import RunFolder
 from polynext.training.schedule import averages_from
 
 ALONE = Processes(0, 1, torch.device("cpu"))
+COLOUR = DataConfig(preprocessing=Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3))
 
 
 def short(**changes) -> TrainConfig:
@@ -116,7 +117,7 @@ def test_a_network_for_other_classes_is_fine_tuned(tmp_path) -> None:
     torch.testing.assert_close(model.stem.weight, before.stem.weight)
     assert len(model.head.fc.weight) == 10
     with pytest.raises(polynext.PolyNeXtError, match="misshapen"):
-        engine_module.build_model(dataclasses.replace(config, data=DataConfig(mean=(0.5,) * 3, std=(0.5,) * 3)), 7)
+        engine_module.build_model(dataclasses.replace(config, data=COLOUR), 7)
 
 
 def test_classes_that_mean_something_else_in_testing_are_refused(tmp_path) -> None:

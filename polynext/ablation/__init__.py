@@ -1,5 +1,28 @@
 """The paper's ablations as runnable experiments.
 
-`rows.py` has every row, `sweep.py` trains them and `report.py` shows them; `polynext.models.dropin` puts the
-polynomial modules into other networks.
+`rows.py` has every row, `sweep.py` trains them and `report.py` shows them; the networks they change are in
+`polynext.models.variants`, and `polynext.models.dropin` puts the polynomial modules into networks of others.
 """
+
+from polynext.extras import require
+
+require("train")
+
+from polynext.ablation.baselines import baselines, costs
+from polynext.ablation.report import Outcome, collect
+from polynext.ablation.rows import ROWS, TABLES, Row
+from polynext.ablation.sweep import Sweep, Trial, all_trials, run_sweep
+
+__all__ = [
+    "ROWS",
+    "TABLES",
+    "Outcome",
+    "Row",
+    "Sweep",
+    "Trial",
+    "all_trials",
+    "baselines",
+    "collect",
+    "costs",
+    "run_sweep",
+]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from polynext import paper
+from polynext.ablation.baselines import costs
 from polynext.ablation.rows import ROWS
-from polynext.ablation.sweep import Run, Sweep
+from polynext.ablation.sweep import Sweep, Trial
 
 PAPER_TABLES = ("3", "4", "5", "dropin")
 
@@ -49,20 +50,20 @@ def deviation(values: Sequence[float]) -> float:
 def collect(sweep: Sweep, rows: Sequence[str], seeds: int, out: Path) -> list[Outcome]:
     """The baseline of each family before its rows."""
     families = dict.fromkeys(ROWS[name].family for name in rows)
-    found = []
+    outcomes = []
     for family in families:
-        found.append(outcome(sweep, family, family, "baseline", seeds, out))
-        found += [
+        outcomes.append(outcome(sweep, family, family, "baseline", seeds, out))
+        outcomes += [
             outcome(sweep, name, family, ROWS[name].what, seeds, out) for name in rows if ROWS[name].family == family
         ]
-    return found
+    return outcomes
 
 
 def outcome(sweep: Sweep, name: str, family: str, what: str, seeds: int, out: Path) -> Outcome:
-    parameters, macs = sweep.setup(name).costs()
+    parameters, macs = costs(sweep.config(name))
     result = Outcome(name, family, what, parameters, macs)
     for seed in range(seeds):
-        one = Run(name, seed).result(out) or {}
+        one = Trial(name, seed).result(out) or {}
         if "accuracy" in one:
             result.accuracies[seed] = one["accuracy"]
         elif "diverged" in one:

@@ -23,12 +23,14 @@ from typing import Any
 
 import torch
 
+from polynext.ablation.baselines import FAMILIES, baselines, shortened
 from polynext.ablation.rows import ROWS
-from polynext.ablation.setup import FAMILIES, Setup, baselines, shortened
 from polynext.data import DataConfig, load_examples
 from polynext.errors import PolyNeXtError
-from polynext.training import DivergedError, Interrupted, train
-from polynext.training.folder import RunFolder, write_atomically
+from polynext.files import write_atomically
+from polynext.models import is_polynext
+from polynext.training import DivergedError, Interrupted, TrainConfig, train
+from polynext.training.folder import RunFolder
 
 SECONDS_BETWEEN_LOOKS = 0.5
 STEPS_BETWEEN_DIAGNOSTICS = 10
@@ -57,20 +59,19 @@ class Sweep:
     root: str = ""
     diagnostics: bool = False
 
-    def baseline(self, family: str) -> Setup:
-        setup = baselines(self.recipe)[family]
-        train = setup.train
+    def baseline(self, family: str) -> TrainConfig:
+        train = baselines(self.recipe)[family]
         data = replace(train.data, limit=self.images, root=Path(self.root) if self.root else train.data.root)
         epochs = train.epochs
         if self.steps:
             in_an_epoch = training_images(data) // train.batch_size
             epochs = math.ceil(self.steps / max(in_an_epoch, 1))
         train = replace(shortened(train, epochs), data=data, evaluate_every=epochs)
-        if self.diagnostics and setup.architecture is not None:  # others have no cells to look into
+        if self.diagnostics and is_polynext(train.model.name):  # others have no cells to look into
             train = replace(train, diagnostics=True, log_steps=STEPS_BETWEEN_DIAGNOSTICS)
-        return replace(setup, train=train)
+        return train
 
-    def setup(self, name: str) -> Setup:
+    def config(self, name: str) -> TrainConfig:
         """A row's, or of an unchanged family."""
         if name in FAMILIES:
             return self.baseline(name)
@@ -78,7 +79,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Run:
+class Trial:
     """One training of a sweep."""
 
     name: str
@@ -92,14 +93,14 @@ class Run:
         return json.loads(file.read_text()) if file.is_file() else None
 
     def finished(self, out: Path) -> bool:
-        found = self.result(out)
-        return found is not None and "error" not in found
+        result = self.result(out)
+        return result is not None and "error" not in result
 
 
-def all_runs(rows: Sequence[str], seeds: int) -> list[Run]:
+def all_trials(rows: Sequence[str], seeds: int) -> list[Trial]:
     """The rows and the families they are compared with; all with one seed before any with the next."""
     families = dict.fromkeys(ROWS[name].family for name in rows)
-    return [Run(name, seed) for seed in range(seeds) for name in (*families, *rows)]
+    return [Trial(name, seed) for seed in range(seeds) for name in (*families, *rows)]
 
 
 def open_sweep(out: Path, sweep: Sweep) -> None:
@@ -109,7 +110,7 @@ def open_sweep(out: Path, sweep: Sweep) -> None:
         before = replace(read_sweep(out), root=sweep.root)  # data may have moved
         if before != sweep:
             raise PolyNeXtError(
-                f"{out} holds runs with {differences(before, sweep)}: give the same again, or another --out."
+                f"{out} holds runs with {differences(before, sweep)}: give the same again, or another `out`."
             )
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -120,7 +121,7 @@ def read_sweep(out: Path) -> Sweep:
     """What the runs in a folder share."""
     file = out / "sweep.json"
     if not file.is_file():
-        raise PolyNeXtError(f"{out} holds no sweep: give the --out of one.")
+        raise PolyNeXtError(f"{out} holds no sweep: give the `out` of one.")
     return Sweep(**json.loads(file.read_text()))
 
 
@@ -130,26 +131,30 @@ def differences(before: Sweep, now: Sweep) -> str:
 
 
 def run_sweep(
-    sweep: Sweep, runs: Sequence[Run], out: Path, processes: int = 1, tell: Callable[[Run], None] = lambda run: None
+    sweep: Sweep,
+    trials: Sequence[Trial],
+    out: Path,
+    processes: int = 1,
+    tell: Callable[[Trial], None] = lambda trial: None,
 ) -> None:
     """Trains all runs that have no result yet, so many at a time, and tells of each when it is over."""
-    training_images(sweep.baseline(FAMILIES[0]).train.data)  # missing data is one mistake, not one of every run
+    training_images(sweep.baseline(FAMILIES[0]).data)  # missing data is one mistake, not one of every run
     open_sweep(out, sweep)
-    pending = [run for run in runs if not run.finished(out)]
-    for run in pending:  # an error of another time is not this one's
-        (run.folder(out) / "result.json").unlink(missing_ok=True)
+    pending = [trial for trial in trials if not trial.finished(out)]
+    for trial in pending:  # an error of another time is not this one's
+        (trial.folder(out) / "result.json").unlink(missing_ok=True)
     threads = max(1, cores() // processes)
     shares = [pending[i::processes] for i in range(processes)]
     with termination_as_interrupt():
         workers = [Worker(sweep, share, out, threads) for share in shares if share]
-        told: set[Run] = set()
+        told: set[Trial] = set()
         try:
             while True:
                 over = not any(worker.alive() for worker in workers)
-                for run in pending:
-                    if run not in told and run.result(out) is not None:
-                        told.add(run)
-                        tell(run)
+                for trial in pending:
+                    if trial not in told and trial.result(out) is not None:
+                        told.add(trial)
+                        tell(trial)
                 if over:
                     return
                 time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -161,20 +166,20 @@ def run_sweep(
 class Worker:
     """A process that trains its share of the runs one after the other; if it dies, the next one goes on."""
 
-    def __init__(self, sweep: Sweep, runs: list[Run], out: Path, threads: int):
-        self.sweep, self.runs, self.out, self.threads = sweep, runs, out, threads
+    def __init__(self, sweep: Sweep, trials: list[Trial], out: Path, threads: int):
+        self.sweep, self.trials, self.out, self.threads = sweep, trials, out, threads
         self.start()
 
     def start(self) -> None:
-        left = [run for run in self.runs if run.result(self.out) is None]
+        left = [trial for trial in self.trials if trial.result(self.out) is None]
         context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=train_runs, args=(self.sweep, left, self.out, self.threads))
+        self.process = context.Process(target=train_trials, args=(self.sweep, left, self.out, self.threads))
         self.process.start()
 
     def alive(self) -> bool:
         if self.process.is_alive():
             return True
-        left = [run for run in self.runs if run.result(self.out) is None]
+        left = [trial for trial in self.trials if trial.result(self.out) is None]
         if not left:
             return False
         died = f"its process died with status {self.process.exitcode}: there may be too little memory."
@@ -189,25 +194,24 @@ class Worker:
             self.process.join()
 
 
-def train_runs(sweep: Sweep, runs: Sequence[Run], out: Path, threads: int) -> None:
+def train_trials(sweep: Sweep, trials: Sequence[Trial], out: Path, threads: int) -> None:
     torch.set_num_threads(threads)
-    for run in runs:
+    for trial in trials:
         try:
-            write_result(run, out, train_run(sweep, run, out))
+            write_result(trial, out, train_trial(sweep, trial, out))
         except (Interrupted, KeyboardInterrupt):
             os._exit(1)  # quietly: the one who asked for it knows
         except DivergedError as error:
-            write_result(run, out, {"diverged": error.step})
+            write_result(trial, out, {"diverged": error.step})
         except Exception as error:  # whatever it is, it is one row's and the others go on
-            write_result(run, out, {"error": f"{type(error).__name__}: {error}"})
+            write_result(trial, out, {"error": f"{type(error).__name__}: {error}"})
 
 
-def train_run(sweep: Sweep, run: Run, out: Path) -> dict[str, Any]:
+def train_trial(sweep: Sweep, trial: Trial, out: Path) -> dict[str, Any]:
     start = time.monotonic()
-    setup = sweep.setup(run.name)
-    config = replace(setup.train, seed=run.seed)
-    folder = RunFolder(run.folder(out))
-    train(config, folder.path, resume=folder.states.is_dir(), quiet=True, build=setup.build)
+    config = replace(sweep.config(trial.name), seed=trial.seed)
+    folder = RunFolder(trial.folder(out))
+    train(config, folder.path, resume=folder.states.is_dir(), quiet=True)
     last = [record for record in folder.records() if "test_accuracy" in record][-1]
     return {
         "accuracy": max(last["test_accuracy"], last.get("ema_test_accuracy", 0.0)),
@@ -216,8 +220,8 @@ def train_run(sweep: Sweep, run: Run, out: Path) -> dict[str, Any]:
     }
 
 
-def write_result(run: Run, out: Path, result: dict[str, Any]) -> None:
-    folder = run.folder(out)
+def write_result(trial: Trial, out: Path, result: dict[str, Any]) -> None:
+    folder = trial.folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "result.json", json.dumps(result).encode())
 

@@ -1,75 +1,64 @@
-"""The command line: `polynext COMMAND`. One file per command; each is imported only when it is called."""
+"""The command line: `polynext COMMAND`. One thin file per command; what it calls can be called from Python."""
 
-import importlib
+import re
 import sys
 from collections.abc import Sequence
 
+from polynext.cli.commands import Command, Commands
 from polynext.errors import PolyNeXtError
+from polynext.extras import missing_extra
 
 COMMANDS = {
-    "train": "train a network by a recipe; the embedded digits without arguments",
-    "evaluate": "measure a network on a data set, beside the paper's figure",
-    "predict": "tell what is in images",
-    "models": "list the models: size, cost, accuracy, depth and polynomial degree",
-    "bench": "measure speed and memory of networks side by side",
-    "export": "write a network as ONNX or a torch.export program, and check it",
-    "ablate": "train the rows of the paper's ablation tables and compare them",
-    "segment": "train, evaluate and use a segmentation network",
-    "circuit": "show a fully polynomial model as an arithmetic circuit",
-    "encrypted": "run a fully polynomial model on encrypted images",
-    "convert": "turn a published checkpoint into a safetensors file",
+    "train": Command(
+        "train a network by a recipe; the embedded digits without arguments", "polynext.cli.train:training"
+    ),
+    "evaluate": Command("measure a network on a data set, beside the paper's figure", "polynext.cli.evaluate:main"),
+    "predict": Command("tell what is in images", "polynext.cli.predict:main"),
+    "models": Command("list the models: size, cost, accuracy, depth and polynomial degree", "polynext.cli.models:main"),
+    "bench": Command("measure speed and memory of networks side by side", "polynext.cli.bench:main"),
+    "export": Command("write a network as ONNX or a torch.export program, and check it", "polynext.cli.export:main"),
+    "ablate": Command("train the rows of the paper's ablation tables and compare them", "polynext.cli.ablate:main"),
+    "segment": Command("train, evaluate and use a segmentation network", "polynext.cli.segment:commands"),
+    "circuit": Command("show a fully polynomial model as an arithmetic circuit", "polynext.cli.circuit:main"),
+    "encrypted": Command("run a fully polynomial model on encrypted images", "polynext.cli.encrypted:commands"),
+    "convert": Command("turn a published checkpoint into a safetensors file", "polynext.cli.convert:main"),
 }
+PURPOSE = "Activation-free vision backbones: train them, measure them, run them on encrypted images."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0 if it did what was asked, 2 for a mistake in what was asked."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
-        return 0
-    if arguments[0] == "--version":
+    if arguments == ["--version"]:
         from polynext import __version__
 
         print(__version__)
         return 0
-    command, *rest = arguments
-    if command not in COMMANDS:
-        print(f"polynext: there is no command {command!r}: choose one of {', '.join(COMMANDS)}.", file=sys.stderr)
-        return 2
-    import tyro
-
-    from polynext.memory import keep_freed_memory
-
-    keep_freed_memory()
-    module = importlib.import_module(f"polynext.cli.{command}")
+    name = " ".join(["polynext", *arguments[:1]])
     try:
-        if hasattr(module, "run"):  # a command that reads its arguments itself and returns a status
-            return module.run(rest)
-        tyro.cli(module.main, prog=f"polynext {command}", args=rest)
+        from polynext.memory import keep_freed_memory
+
+        keep_freed_memory()
+        return Commands("polynext", PURPOSE, COMMANDS).run(arguments)
     except PolyNeXtError as error:
-        print(f"polynext {command}: {error}", file=sys.stderr)
+        print(f"{name}: {with_options(str(error))}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        sentence = missing_extra(error.name)
+        if sentence is None:
+            raise
+        print(f"{name}: {sentence}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # somebody read as much as they wanted, as `| head` does
         sys.stderr.close()
+        return 0
     except OSError as error:
-        print(f"polynext {command}: {error.filename or 'the system'}: {error.strerror or error}.", file=sys.stderr)
+        print(f"{name}: {error.filename or 'the system'}: {error.strerror or error}.", file=sys.stderr)
         return 2
-    return 0
 
 
-def usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: polynext COMMAND [OPTIONS]",
-            "",
-            "Activation-free vision backbones: train them, measure them, run them on encrypted images.",
-            "",
-            *lines,
-            "",
-            "polynext COMMAND --help tells what a command takes.",
-        ]
-    )
+def with_options(sentence: str) -> str:
+    """A library's sentence with the fields it names, in backticks, as the options that set them."""
+    return re.sub(r"`([a-z_]+(?:\.[a-z_]+)*)`", lambda field: f"--{field[1].replace('_', '-')}", sentence)

@@ -11,9 +11,10 @@ from tqdm import tqdm
 
 from polynext.ablation.report import HEADER, collect, draw, paper_difference, table_rows, to_json
 from polynext.ablation.rows import ROWS, TABLES
-from polynext.ablation.sweep import Run, Sweep, all_runs, read_sweep, run_sweep
+from polynext.ablation.sweep import Sweep, Trial, all_trials, read_sweep, run_sweep
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
+from polynext.models import is_polynext
 from polynext.training.diagnostics import draw_diagnostics
 from polynext.training.folder import RunFolder
 
@@ -64,7 +65,7 @@ def main(
         sweep = replace(sweep, root=str(root)) if root else sweep
     else:
         sweep = Sweep(recipe, budget, images, str(root) if root else "", diagnostics)
-        train_all(sweep, all_runs(names, seeds), folder, processes)
+        train_all(sweep, all_trials(names, seeds), folder, processes)
     outcomes = collect(sweep, names, seeds, folder)
     record = to_json(sweep, outcomes)
     (folder / "report.json").write_text(jsonlib.dumps(record, indent=2))
@@ -72,8 +73,8 @@ def main(
     scale = f"{sweep.recipe}{steps}{limit}"
     draw(outcomes, f"{scale}, {seeds} seeds", folder / "report.png")
     if sweep.diagnostics:
-        watched = [one for one in outcomes if sweep.setup(one.name).architecture is not None]
-        first = {f"{one.name}: {one.what}": RunFolder(Run(one.name, 0).folder(folder)) for one in watched}
+        watched = [one for one in outcomes if is_polynext(sweep.config(one.name).model.name)]
+        first = {f"{one.name}: {one.what}": RunFolder(Trial(one.name, 0).folder(folder)) for one in watched}
         draw_diagnostics(first, folder / "diagnostics.png")
     if json:
         print(jsonlib.dumps(record, indent=2))
@@ -86,15 +87,15 @@ def main(
         raise SystemExit(1)
 
 
-def train_all(sweep: Sweep, runs: list[Run], folder: Path, processes: int) -> None:
-    with tqdm(total=len(runs), initial=sum(r.finished(folder) for r in runs), unit="run", disable=None) as bar:
+def train_all(sweep: Sweep, trials: list[Trial], folder: Path, processes: int) -> None:
+    with tqdm(total=len(trials), initial=sum(t.finished(folder) for t in trials), unit="run", disable=None) as bar:
 
-        def tell(run: Run) -> None:
+        def tell(trial: Trial) -> None:
             bar.update()
-            tqdm.write(f"{run.name}, seed {run.seed}: {said(run, folder)}", file=sys.stderr)
+            tqdm.write(f"{trial.name}, seed {trial.seed}: {how_it_ended(trial, folder)}", file=sys.stderr)
 
         try:
-            run_sweep(sweep, runs, folder, processes, tell)
+            run_sweep(sweep, trials, folder, processes, tell)
         except KeyboardInterrupt:
             print("polynext ablate: stopped, all saved: go on with the same command", file=sys.stderr)
             raise SystemExit(130) from None
@@ -102,21 +103,21 @@ def train_all(sweep: Sweep, runs: list[Run], folder: Path, processes: int) -> No
 
 def rows_of(tables: tuple[str, ...]) -> list[str]:
     """The names of all rows asked for, each once."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for name in tables:
         if name in TABLES:
-            found |= dict.fromkeys(row.name for row in TABLES[name])
+            names |= dict.fromkeys(row.name for row in TABLES[name])
         elif name in ROWS:
-            found[name] = None
+            names[name] = None
         else:
             raise PolyNeXtError(
                 f"there is no ablation {name!r}: give a table ({', '.join(TABLES)}) or a row that --list shows."
             )
-    return list(found)
+    return list(names)
 
 
-def said(run: Run, folder: Path) -> str:
-    result = run.result(folder) or {}
+def how_it_ended(trial: Trial, folder: Path) -> str:
+    result = trial.result(folder) or {}
     if "accuracy" in result:
         return f"{result['accuracy']:.2f}% in {result['seconds']:.0f} s"
     return f"diverged at step {result['diverged']}" if "diverged" in result else str(result.get("error"))

@@ -3,26 +3,22 @@
 import json as jsonlib
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import tyro
 
+from polynext.cli.commands import Command, Commands
 from polynext.cli.table import table
 from polynext.encrypted.offer import Offer
-from polynext.encrypted.planner import MEBIBYTE, Limits, Plan, make_plan, mebibytes
+from polynext.encrypted.planner import MEBIBYTE, Limits, Plan, mebibytes
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.memory import peak_memory
+from polynext.preprocessing import Preprocessing, open_picture
 
 # Keys, requests and answers need no torch, and their commands do not import it: preparing does.
-if TYPE_CHECKING:
-    from polynext.cli.runs import Run
-
-# As many training images as the ranges of the values inside the network are estimated from.
-EXAMPLES = 256
 
 DIGITS_RUN = Path("runs/encrypted-digits")
 
@@ -43,9 +39,10 @@ def plan(
         key_memory: megabytes that rotation keys may take.
         json: print JSON for programs.
     """
-    from polynext.cli.runs import load_run
+    from polynext.encrypted.prepare import plan_run
+    from polynext.runs import load_run
 
-    made = plan_for(load_run(run), images, memory, key_memory)
+    made = plan_run(load_run(run), images, limits(memory, key_memory))
     if json:
         print(
             jsonlib.dumps(
@@ -76,13 +73,10 @@ def prepare(
         memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
     """
-    from polynext.cli.runs import load_run
-    from polynext.encrypted.server import save_server
+    from polynext.encrypted.prepare import prepare as prepare_server
+    from polynext.runs import load_run
 
-    trained = load_run(run)
-    made = plan_for(trained, images, memory, key_memory)
-    save_server(made, offer_for(made, trained), out)
-    print_bill(made)
+    print_bill(prepare_server(load_run(run), out, images, limits(memory, key_memory)))
     print(f"\n{out / 'offer.json'} is for clients.")
 
 
@@ -122,7 +116,7 @@ def encrypt(
     if bool(images) == bool(digits):
         raise PolyNeXtError("give image files to encrypt, or --digits with how many embedded test digits.")
     mine = Client.load(client)
-    prepared = normalised(images, digits, mine.offer)
+    prepared = prepared_pictures(images, digits, mine.offer.preprocessing)
     mine.write_request(prepared, out)
     print(f"{out}: {len(prepared)} images in {mebibytes(out.stat().st_size)}")
 
@@ -200,7 +194,8 @@ def demo(
         key_memory: megabytes that rotation keys may take.
     """
     from polynext.cli.encrypted_demo import demonstrate, make_folders
-    from polynext.cli.runs import load_run
+    from polynext.encrypted.prepare import plan_run
+    from polynext.runs import load_run
     from polynext.training.folder import RunFolder
 
     require_at_least(1, images=images)
@@ -208,7 +203,7 @@ def demo(
     if not trained.exists() or (trained == DIGITS_RUN and not RunFolder(trained).finished()):
         train_digits(trained)
     run = load_run(trained)
-    demonstrate(run, plan_for(run, packed, memory, key_memory), images, out)
+    demonstrate(run, plan_run(run, packed, limits(memory, key_memory)), images, out)
 
 
 def train_digits(folder: Path) -> None:
@@ -224,34 +219,19 @@ def train_digits(folder: Path) -> None:
         raise SystemExit(stop.exit_status) from None
 
 
-def plan_for(trained: "Run", images: int, memory: int, key_memory: int) -> Plan:
-    require_at_least(1, images=images)
-    from polynext.circuit.lowering import lower
-
-    examples, _, _ = trained.images("train", EXAMPLES)
-    limits = Limits(memory=memory * MEBIBYTE, keys=key_memory * MEBIBYTE)
-    return make_plan(lower(trained.model), examples, images, limits)
+def limits(memory: int, key_memory: int) -> Limits:
+    return Limits(memory=memory * MEBIBYTE, keys=key_memory * MEBIBYTE)
 
 
-def offer_for(made: Plan, trained: "Run") -> Offer:
-    data = trained.config.data
-    return Offer.of(made, data.mean, data.std, tuple(trained.classes))
-
-
-def normalised(paths: list[Path], digits: int, offer: Offer) -> np.ndarray:
-    from polynext.data import DataConfig, load_examples
-    from polynext.data.images import open_picture
-    from polynext.data.transforms import evaluation_transform
-
-    side = offer.image_shape[-1]
-    data = DataConfig(image_size=side, evaluation_resize=side, mean=offer.mean, std=offer.std)
-    transform = evaluation_transform(data)
+def prepared_pictures(paths: list[Path], digits: int, preprocessing: Preprocessing) -> np.ndarray:
     if digits:
-        examples = load_examples(data, "test")
+        from polynext.data import DataConfig, load_examples
+
+        examples = load_examples(DataConfig(), "test")
         pictures = [examples.image(i) for i in range(min(digits, len(examples)))]
     else:
         pictures = [open_picture(path) for path in paths]
-    return np.stack([transform(picture).double().numpy() for picture in pictures])
+    return np.stack([preprocessing(picture).astype(np.float64) for picture in pictures])
 
 
 def print_bill(made: Plan) -> None:
@@ -281,38 +261,17 @@ def bill_rows(made: Plan) -> list[tuple[str, str]]:
     ]
 
 
-SUBCOMMANDS: dict[str, Callable[..., Any]] = {
-    "plan": plan,
-    "prepare": prepare,
-    "keygen": keygen,
-    "encrypt": encrypt,
-    "run": answer,
-    "decrypt": decrypt,
-    "demo": demo,
-}
-
-USAGE = """usage: polynext encrypted COMMAND [OPTIONS]
-
-Run a fully polynomial network on encrypted images.
-
-  demo     everything below on the embedded digits, with a picture
-  plan     what a trained network takes encrypted, before any key is made
-  prepare  server: make a trained network ready, and an offer for clients
-  keygen   client: make keys for an offer
-  encrypt  client: encrypt images into a request
-  run      server: answer a request
-  decrypt  client: decrypt an answer
-
-polynext encrypted COMMAND --help tells what a command takes."""
-
-
-def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    name, *rest = arguments
-    if name not in SUBCOMMANDS:
-        print(f"polynext encrypted: there is no {name!r}: choose one of {', '.join(SUBCOMMANDS)}.", file=sys.stderr)
-        return 2
-    tyro.cli(SUBCOMMANDS[name], prog=f"polynext encrypted {name}", args=rest)
-    return 0
+HERE = "polynext.cli.encrypted"
+commands = Commands(
+    "polynext encrypted",
+    "Run a fully polynomial network on encrypted images.",
+    {
+        "demo": Command("everything below on the embedded digits, with a picture", f"{HERE}:demo"),
+        "plan": Command("what a trained network takes encrypted, before any key is made", f"{HERE}:plan"),
+        "prepare": Command("server: make a trained network ready, and an offer for clients", f"{HERE}:prepare"),
+        "keygen": Command("client: make keys for an offer", f"{HERE}:keygen"),
+        "encrypt": Command("client: encrypt images into a request", f"{HERE}:encrypt"),
+        "run": Command("server: answer a request", f"{HERE}:answer"),
+        "decrypt": Command("client: decrypt an answer", f"{HERE}:decrypt"),
+    },
+)

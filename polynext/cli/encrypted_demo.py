@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from polynext.cli.encrypted import offer_for, print_bill
-from polynext.cli.runs import Run
+from polynext.cli.encrypted import print_bill
 from polynext.cli.table import table
 from polynext.encrypted.client import EVALUATION, Client
 from polynext.encrypted.planner import Plan, mebibytes
+from polynext.encrypted.prepare import offer_for
 from polynext.encrypted.server import save_server, serve
 from polynext.errors import PolyNeXtError
+from polynext.runs import Run
 
 MARKER = ".polynext-encrypted-demo"
 
@@ -76,13 +77,13 @@ def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
     seconds = np.repeat(took, packed)[: len(prepared)]
     outcomes = [Outcome(*found) for found in zip(pixels, labels.tolist(), clear, logits, seconds.tolist(), strict=True)]
     print()
-    print_outcomes(outcomes, trained.classes)
+    print_outcomes(outcomes, trained.class_names)
     print(
         f"\n{np.median(took):.2f} s a ciphertext (median of {len(took)}), predicted {made.bill.seconds:.2f} s. "
         f"The server took {mebibytes(memory)} of memory, predicted {mebibytes(made.bill.peak_bytes)}."
     )
     (ciphertext,) = client.encrypt(prepared[:1])
-    draw(outcomes[0], ciphertext_picture(ciphertext.body), trained.classes, out / "demo.png")
+    draw(outcomes[0], ciphertext_picture(ciphertext.body), trained.class_names, out / "demo.png")
     print(f"{out / 'demo.png'} shows the first one.")
 
 

@@ -1,33 +1,22 @@
 """`polynext evaluate`."""
 
 import json as jsonlib
-import platform
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import timm
-import torch
 import tyro
-from tqdm import tqdm
 
-import polynext
-from polynext.cli.runs import Subject, load_subject
 from polynext.cli.table import table
-from polynext.data import DataConfig
-from polynext.distributed import Processes, processes
-from polynext.errors import PolyNeXtError, require_at_least
-from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
-from polynext.evaluation.scores import ALEXNET_ERRORS, Scores, mean_corruption_error, score
-from polynext.evaluation.sets import ALL_NAMES, corrupted_folder, open_corrupted, open_set
-from polynext.models.published import some
-from polynext.paper import published_figure
-from polynext.training.folder import write_atomically
+from polynext.distributed import processes
+from polynext.evaluation import evaluate
+from polynext.evaluation.corruptions import SEVERITIES
+from polynext.files import write_atomically
+from polynext.runs import Run, load_run
 
 
 def main(
-    model: Annotated[str, tyro.conf.Positional],
+    network: Annotated[str, tyro.conf.Positional],
     data: str = "",
     root: Path | None = None,
     checkpoint: Path | None = None,
@@ -46,9 +35,10 @@ def main(
     it was.
 
     Args:
-        model: a model's name, or the folder of a finished training run.
-        data: digits, cifar10, svhn, tiny-imagenet, folder, imagenet, imagenet-real, imagenet-v2, imagenet-a,
-            imagenet-r, imagenet-sketch, imagenet-c, or digits-c, cifar10-c and so on; a run's own data by default.
+        network: folder of a training run, a file of weights, or a model's name.
+        data: digits, cifar10, svhn, tiny-imagenet, folder, webdataset, imagenet, imagenet-real, imagenet-v2,
+            imagenet-a, imagenet-r, imagenet-sketch, imagenet-c, or digits-c, cifar10-c and so on; what the network was
+            trained on by default.
         root: folder of the data, or a .npz file.
         checkpoint: weights, ours or published; a run's best by default.
         pretrained: fetch the published weights of the model instead.
@@ -58,22 +48,14 @@ def main(
         out: the JSON file to write; beside the checkpoint, or in runs/evaluate without one, by default.
         json: print the JSON instead of a table.
     """
-    require_at_least(1, batch_size=batch_size)
     with processes() as group:
-        subject = load_subject(model, checkpoint, pretrained, group.device)
-        name = data or subject.data.name
-        if name not in (*ALL_NAMES, subject.data.name):
-            raise PolyNeXtError(f"there is no evaluation set {name!r}: choose one of {', '.join(ALL_NAMES)}.")
-        config = replace(subject.data, root=root or (subject.data.root if name.startswith(subject.data.name) else None))
-        target = out or result_file(subject, name)
-        about = header(subject, name, config)
-        if name.endswith("-c"):
-            found = evaluate_corrupted(subject, about, config, group, batch_size, workers, target)
-        else:
-            found = evaluate_clean(subject, name, config, group, batch_size, workers)
+        run = load_run(network, checkpoint, pretrained, group.device)
+        target = out or result_file(run, data or run.data.name)
+        partial = target.with_suffix(".partial.json")
+        record = evaluate(run, data, root, batch_size, workers, partial, group)
         if not group.first:
             return
-        record = about | found
+        record["command"] = " ".join(["polynext", *sys.argv[1:]])
         if json:
             print(jsonlib.dumps(record, indent=2))
         else:
@@ -81,94 +63,11 @@ def main(
         write_atomically(target, jsonlib.dumps(record, indent=2).encode())
 
 
-def result_file(subject: Subject, data: str) -> Path:
+def result_file(run: Run, data: str) -> Path:
     data = data.replace("/", "-")
-    if subject.checkpoint is None:
-        return Path("runs") / "evaluate" / f"{subject.name}.{data}.json"
-    return subject.checkpoint.with_name(f"{subject.checkpoint.stem}.{data}.json")
-
-
-def header(subject: Subject, data: str, config: DataConfig) -> dict[str, Any]:
-    return {
-        "model": subject.name,
-        "weights": subject.weights,
-        "data": data,
-        "root": str(config.root) if config.root else None,
-        "published": published_figure(subject.name, data),
-        "command": " ".join(["polynext", *sys.argv[1:]]),
-        "versions": {
-            "polynext": polynext.__version__,
-            "torch": torch.__version__,
-            "timm": timm.__version__,
-            "python": platform.python_version(),
-        },
-    }
-
-
-def evaluate_clean(
-    subject: Subject, name: str, config: DataConfig, group: Processes, batch_size: int, workers: int
-) -> dict[str, Any]:
-    chosen = open_set(name, config)
-    if subject.classes and name == subject.data.name and chosen.examples.classes != subject.classes:
-        raise PolyNeXtError(
-            f"{name} has the classes {some(chosen.examples.classes, 3)} and the network {some(subject.classes, 3)}: "
-            "evaluate it on data of its own classes."
-        )
-    found = score(subject.model, chosen, group, batch_size, workers)
-    classes = {
-        label: {"images": n, "right": r}
-        for label, n, r in zip(chosen.examples.classes, found.class_images, found.class_right, strict=True)
-    }
-    return {**counts(found), "classes": classes}
-
-
-def counts(found: Scores) -> dict[str, Any]:
-    return {
-        "images": found.images,
-        "right": found.right,
-        "right_in_5": found.right_in_5,
-        "top1": found.top1,
-        "top5": found.top5,
-    }
-
-
-def evaluate_corrupted(
-    subject: Subject,
-    about: dict[str, Any],
-    config: DataConfig,
-    group: Processes,
-    batch_size: int,
-    workers: int,
-    target: Path,
-) -> dict[str, Any]:
-    """All corruptions and severities. What is done is kept in a file until all is."""
-    name = about["data"]
-    partial = target.with_suffix(".partial.json")
-    done: dict[str, dict[str, Any]] = {}
-    task_of = {key: about[key] for key in ("model", "weights", "data", "root")}
-    if partial.is_file():
-        kept = jsonlib.loads(partial.read_text())
-        done = kept["done"] if kept["of"] == task_of else {}
-    tasks = [(c, s) for c in CORRUPTIONS for s in SEVERITIES]
-    if name == "imagenet-c":
-        for task in tasks:  # before an hour's work is lost to a missing folder
-            corrupted_folder(config, *task)
-    for corruption, severity in tqdm(tasks, unit="set", leave=False, disable=None if group.first else True):
-        key = f"{corruption}/{severity}"
-        if key in done:
-            continue
-        chosen = open_corrupted(name, config, corruption, severity)
-        done[key] = counts(score(subject.model, chosen, group, batch_size, workers))
-        if group.first:
-            write_atomically(partial, jsonlib.dumps({"of": task_of, "done": done}).encode())
-    if group.first:
-        partial.unlink(missing_ok=True)
-    errors = {c: [100 - done[f"{c}/{s}"]["top1"] for s in SEVERITIES] for c in CORRUPTIONS}
-    mean = sum(map(sum, errors.values())) / (len(CORRUPTIONS) * len(SEVERITIES))
-    found: dict[str, Any] = {"corruptions": done, "mean_error": mean}
-    if name == "imagenet-c":
-        found["mce"] = mean_corruption_error(errors, ALEXNET_ERRORS)
-    return found
+    if run.checkpoint is None:
+        return Path("runs") / "evaluate" / f"{run.name}.{data}.json"
+    return run.checkpoint.with_name(f"{run.checkpoint.stem}.{data}.json")
 
 
 def show(record: dict[str, Any], per_class: bool, target: Path) -> None:
@@ -189,7 +88,7 @@ def show(record: dict[str, Any], per_class: bool, target: Path) -> None:
 
 def show_corruptions(record: dict[str, Any], published: str) -> None:
     rows = []
-    for corruption in CORRUPTIONS:
+    for corruption in dict.fromkeys(key.split("/")[0] for key in record["corruptions"]):
         errors = [100 - record["corruptions"][f"{corruption}/{s}"]["top1"] for s in SEVERITIES]
         rows.append((corruption, *(f"{e:.1f}" for e in errors), f"{sum(errors) / len(errors):.1f}"))
     print(table(("error (%) at severity", *map(str, SEVERITIES), "mean"), rows))

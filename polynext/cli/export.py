@@ -6,16 +6,15 @@ from typing import Annotated
 import torch
 import tyro
 
-from polynext.cli.runs import load_subject
-from polynext.data.images import open_picture
-from polynext.data.transforms import evaluation_transform
 from polynext.errors import PolyNeXtError
 from polynext.export import SUFFIXES, Format, check, export, sample_images
 from polynext.models import PolyNeXt
+from polynext.preprocessing import open_picture
+from polynext.runs import load_run
 
 
 def main(
-    model: Annotated[str, tyro.conf.Positional],
+    network: Annotated[str, tyro.conf.Positional],
     format: Format = "onnx",
     checkpoint: Path | None = None,
     pretrained: bool = False,
@@ -26,10 +25,10 @@ def main(
     """Write a network as a file that runs without polynext, for batches of any size, and check it.
 
     The check compares the file's logits with the network's on random and on real images, in onnxruntime for ONNX. A
-    file that is off by more than 1e-4 is an error.
+    file that is off by more than 1e-4 is an error. How pictures become its input is written into the file.
 
     Args:
-        model: a model's name, ours or timm's, or the folder of a finished training run.
+        network: folder of a training run, a file of weights, or a model's name, ours or timm's.
         format: onnx, or torch for a torch.export program.
         checkpoint: weights, ours or published; a run's best by default.
         pretrained: fetch the published weights of the model instead.
@@ -37,20 +36,22 @@ def main(
         out: the file; the model's name with .onnx or .pt2 by default.
         images: image files to check with; two photographs, or digits for small grey images, by default.
     """
-    subject = load_subject(model, checkpoint, pretrained)
-    network = subject.model
+    run = load_run(network, checkpoint, pretrained)
+    model = run.model
     if fold:
-        if not isinstance(network, PolyNeXt):
-            raise PolyNeXtError(f"{subject.name} cannot be folded: only our models can, leave --fold out.")
-        network = network.fold()
-    size = (len(subject.data.mean), subject.data.image_size, subject.data.image_size)
-    path = out or Path(f"{subject.name}{SUFFIXES[format]}")
+        if not isinstance(model, PolyNeXt):
+            raise PolyNeXtError(f"{run.name} cannot be folded: only our models can, leave `fold` out.")
+        model = model.fold()
+    path = out or Path(f"{run.name}{SUFFIXES[format]}")
     if path.suffix != SUFFIXES[format]:
         raise PolyNeXtError(f"{path} does not end in {SUFFIXES[format]}, as a file of format {format} should.")
-    transform = evaluation_transform(subject.data)
-    real = torch.stack([transform(open_picture(i)) for i in images]) if images else sample_images(size, transform)
+    preprocessing = run.preprocessing
+    pictures = [open_picture(image) for image in images] or sample_images(preprocessing.channels)
+    real = torch.stack([torch.from_numpy(preprocessing(picture)) for picture in pictures])
     path.parent.mkdir(parents=True, exist_ok=True)
-    export(network, size, path, format)
-    found = check(network, path, {"random": torch.randn(3, *size), "real": real})
-    print(f"{path}: {path.stat().st_size / 2**20:.1f} MB, {'x'.join(map(str, size))} images, any number at a time")
-    print("largest difference of a logit: " + ", ".join(f"{d:.1e} on {kind} images" for kind, d in found.items()))
+    export(model, preprocessing.input_size, path, format, preprocessing, run.classes)
+    differences = check(model, path, {"random": torch.randn(3, *preprocessing.input_size), "real": real})
+    size = "x".join(map(str, preprocessing.input_size))
+    print(f"{path}: {path.stat().st_size / 2**20:.1f} MB, {size} images, any number at a time")
+    told = ", ".join(f"{difference:.1e} on {kind} images" for kind, difference in differences.items())
+    print(f"largest difference of a logit: {told}")

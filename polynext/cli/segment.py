@@ -1,26 +1,24 @@
 """`polynext segment`: train, evaluate and use UPerNet."""
 
 import json as jsonlib
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-import torch
 import tyro
 from PIL import Image
 
 from polynext import paper
+from polynext.cli.commands import Command, Commands
 from polynext.cli.configured import ConfiguredCommand, Options
 from polynext.cli.table import table
-from polynext.data.images import open_picture
-from polynext.distributed import Processes, processes
+from polynext.distributed import alone, processes
 from polynext.errors import PolyNeXtError, require_at_least
-from polynext.models.checkpoints import stored_classes
+from polynext.models.checkpoints import read_metadata, stored_classes
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.published import some
+from polynext.preprocessing import open_picture
 from polynext.segmentation.checkpoints import load_segmentation_weights
 from polynext.segmentation.config import SegmentationConfig
 from polynext.segmentation.data import class_names, load_pairs
@@ -32,17 +30,6 @@ from polynext.segmentation.transforms import TestTransform
 from polynext.segmentation.upernet import UPerNet
 
 DEFAULT = "ade20k"
-USAGE = """usage: polynext segment COMMAND [OPTIONS]
-
-Semantic segmentation with UPerNet on any backbone.
-
-  train     train by a recipe: {recipes}, or a YAML file of an earlier run
-  evaluate  mIoU of a trained network, per class
-  predict   colour images by what is in them, with a legend
-  costs     parameters and multiply-accumulates on any backbone
-
-polynext segment COMMAND --help tells what a command takes."""
-
 
 TRAIN = f"""Train UPerNet by a recipe: `polynext segment train [RECIPE] [OPTIONS]`.
 
@@ -74,7 +61,7 @@ def load_run(run: str, checkpoint: Path | None) -> tuple[SegmentationConfig, UPe
     else:
         config = training.read_config(Path(run) / "config.yaml")
     weights = checkpoint or Path(run) / "best.safetensors"
-    classes = tuple(stored_classes(weights) or class_names(config.data))
+    classes = stored_classes(read_metadata(weights)) or class_names(config.data)
     check(config)
     model = UPerNet(config.model.backbone, len(classes), width=config.model.width, image_size=config.data.crop)
     load_segmentation_weights(model, weights)
@@ -82,7 +69,7 @@ def load_run(run: str, checkpoint: Path | None) -> tuple[SegmentationConfig, UPe
 
 
 def evaluate_run(
-    run: Annotated[str, tyro.conf.Positional],
+    network: Annotated[str, tyro.conf.Positional],
     checkpoint: Path | None = None,
     root: Path | None = None,
     json: bool = False,
@@ -90,12 +77,12 @@ def evaluate_run(
     """Measure a trained network: mIoU over all validation images, and the figure of each class.
 
     Args:
-        run: folder of a segmentation run, or the recipe of published weights.
+        network: folder of a segmentation run, or the recipe of published weights.
         checkpoint: weights, ours or published; the run's best by default.
         root: folder of the data; the run's by default.
         json: print JSON instead of a table. A run's folder gets it as evaluation.json.
     """
-    config, model, classes = load_run(run, checkpoint)
+    config, model, classes = load_run(network, checkpoint)
     if root is not None:
         config = replace(config, data=replace(config.data, root=root))
     with processes() as group:
@@ -109,8 +96,8 @@ def evaluate_run(
         if not group.first:
             return
     record = scores.to_json() | {"classes": classes}
-    if Path(run).is_dir():
-        (Path(run) / "evaluation.json").write_text(jsonlib.dumps(record, indent=2))
+    if Path(network).is_dir():
+        (Path(network) / "evaluation.json").write_text(jsonlib.dumps(record, indent=2))
     if json:
         print(jsonlib.dumps(record, indent=2))
         return
@@ -120,8 +107,8 @@ def evaluate_run(
 
 
 def predict_images(
+    network: Annotated[str, tyro.conf.Positional],
     images: Annotated[tuple[Path, ...], tyro.conf.Positional],
-    run: str,
     checkpoint: Path | None = None,
     out: Path = Path("segmented"),
     strength: float = 0.55,
@@ -130,8 +117,8 @@ def predict_images(
     """Colour images by what is in them: an overlay with a legend for each.
 
     Args:
+        network: folder of a segmentation run, or the recipe of published weights.
         images: image files.
-        run: folder of a segmentation run, or the recipe of published weights.
         checkpoint: weights, ours or published; the run's best by default.
         out: folder for the pictures.
         strength: of the colours, from 0 to 1.
@@ -141,15 +128,15 @@ def predict_images(
         raise PolyNeXtError("no image was given: name at least one file.")
     if len({path.stem for path in images}) < len(images):
         raise PolyNeXtError("two images have the same name, and their pictures would too: segment them one at a time.")
-    config, model, classes = load_run(run, checkpoint)
-    group = Processes(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    model.to(group.device)
+    config, model, classes = load_run(network, checkpoint)
+    device = alone().device
+    model.to(device)
     transform = TestTransform(config.data)
     out.mkdir(parents=True, exist_ok=True)
     for path in images:
         image = open_picture(path)
         size = (image.height, image.width)
-        prepared = transform.image(image).to(group.device)
+        prepared = transform.image(image).to(device)
         found = predict(model, prepared, size, config.data.crop, config.data.stride).cpu().numpy().astype(np.uint8)
         target = out / f"{path.stem}.png"
         draw_overlay(image, found, classes, strength).save(target)
@@ -191,18 +178,16 @@ def costs(
     print(table(header, rows))
 
 
-SUBCOMMANDS: dict[str, Callable[..., Any]] = {"evaluate": evaluate_run, "predict": predict_images, "costs": costs}
-
-
-def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE.format(recipes=", ".join(RECIPES)))
-        return 0
-    name, *rest = arguments
-    if name == "train":
-        return training.run(rest)
-    if name not in SUBCOMMANDS:
-        print(f"polynext segment: there is no {name!r}: choose train, {', '.join(SUBCOMMANDS)}.", file=sys.stderr)
-        return 2
-    tyro.cli(SUBCOMMANDS[name], prog=f"polynext segment {name}", args=rest)
-    return 0
+HERE = "polynext.cli.segment"
+commands = Commands(
+    "polynext segment",
+    "Semantic segmentation with UPerNet on any backbone.",
+    {
+        "train": Command(
+            f"train by a recipe: {', '.join(RECIPES)}, or a YAML file of an earlier run", f"{HERE}:training"
+        ),
+        "evaluate": Command("mIoU of a trained network, per class", f"{HERE}:evaluate_run"),
+        "predict": Command("colour images by what is in them, with a legend", f"{HERE}:predict_images"),
+        "costs": Command("parameters and multiply-accumulates on any backbone", f"{HERE}:costs"),
+    },
+)

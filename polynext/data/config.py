@@ -1,8 +1,10 @@
 """What to train on, and how its images are varied."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from polynext.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -10,15 +12,10 @@ class DataConfig:
     """A data set and how it is read.
 
     Attributes:
-        name: digits (embedded), cifar10, svhn, tiny-imagenet, imagenet, folder, webdataset (tar shards), or timm:NAME
-            for anything that timm's create_dataset reads.
+        name: of the data set; `polynext.data.sets` lists them, timm:NAME is anything that timm's create_dataset reads.
         root: folder of the data, or a .npz with train_x, train_y, test_x, test_y; not needed for digits.
         download: fetch cifar10 or svhn into root if they are not there.
-        image_size: side of the square images the network gets.
-        evaluation_resize: what the shorter edge is resized to before the centre crop in evaluation.
-        evaluation_interpolation: how that resizes, bicubic or bilinear.
-        mean: per channel, of pixel values in 0 to 1.
-        std: per channel.
+        preprocessing: how an image becomes what the network takes.
         workers: processes that prepare images beside the one that trains; 0 for none.
         most_memory: gigabytes up to which decoded images are kept, so that none is decoded twice.
         limit: use this many training images only, the same number of each class as far as that goes; 0 for all.
@@ -27,11 +24,7 @@ class DataConfig:
     name: str = "digits"
     root: Path | None = None
     download: bool = False
-    image_size: int = 8
-    evaluation_resize: int = 8
-    evaluation_interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
     workers: int = 0
     most_memory: float = 4.0
     limit: int = 0

@@ -8,13 +8,14 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from polynext.data.sets import Examples
+from polynext.data.examples import Examples
 from polynext.data.transforms import Transform
 from polynext.errors import PolyNeXtError
 
@@ -28,7 +29,7 @@ class Prepared(Dataset):
     def __len__(self) -> int:
         return len(self.examples)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Any, int]:
         if self.seed is not None:
             seed_everything(*self.seed, index)
         image, label = self.examples[index]

@@ -10,10 +10,11 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from polynext.data.sets import IMAGE_SUFFIXES, SPLIT_FOLDERS, Examples, Split
+from polynext.data.examples import Examples
 from polynext.errors import PolyNeXtError
+from polynext.preprocessing import IMAGE_SUFFIXES, read_image
 
 
 class ShardExamples(Examples):
@@ -30,12 +31,7 @@ class ShardExamples(Examples):
         shard, offset, size = self.places[index]
         with shard.open("rb") as file:
             file.seek(offset)
-            data = file.read(size)
-        try:
-            with Image.open(io.BytesIO(data)) as picture:
-                return picture.convert("RGB")
-        except (UnidentifiedImageError, OSError) as error:
-            raise PolyNeXtError(f"image {index}, in {shard}, cannot be read: write that shard again.") from error
+            return read_image(io.BytesIO(file.read(size)), f"image {index}, in {shard},")
 
 
 def index_shard(shard: Path) -> list[tuple[Path, int, int, int]]:
@@ -61,9 +57,8 @@ def index_shard(shard: Path) -> list[tuple[Path, int, int, int]]:
     return [(shard, *images[key], labels[key]) for key in images]
 
 
-def find_shards(root: Path, split: Split) -> list[Path]:
-    """A split's tar files: as timm's _info.json lists them, in a folder of the split's name, or named after it."""
-    names = SPLIT_FOLDERS[split]
+def find_shards(root: Path, names: tuple[str, ...]) -> list[Path]:
+    """A split's tar files, by the names it may have: as timm's _info.json lists them, in such a folder, or named so."""
     info = root / "_info.json"
     if info.is_file():
         splits = json.loads(info.read_text())["splits"]

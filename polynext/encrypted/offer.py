@@ -14,24 +14,26 @@ from polynext.encrypted.packing import Layout
 from polynext.encrypted.parameters import Parameters
 from polynext.encrypted.planner import Bill, Plan
 from polynext.errors import PolyNeXtError
+from polynext.preprocessing import Preprocessing
+
+VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """Parameters, rotation steps, where pixels and classes sit in the slots, how they are normalised, the bill."""
+    """Parameters, rotation steps, where pixels and classes sit in the slots, how pictures are prepared, the bill."""
 
     parameters: Parameters
     rotations: tuple[int, ...]
     image_shape: tuple[int, ...]
     image_layout: Layout
     result_layout: Layout
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    preprocessing: Preprocessing
     classes: tuple[str, ...]
     bill: Bill
 
     @classmethod
-    def of(cls, plan: Plan, mean: tuple[float, ...], std: tuple[float, ...], classes: tuple[str, ...]) -> "Offer":
+    def of(cls, plan: Plan, preprocessing: Preprocessing, classes: tuple[str, ...]) -> "Offer":
         program = plan.program
         return cls(
             plan.parameters,
@@ -39,8 +41,7 @@ class Offer:
             plan.circuit.input.shape,
             program.layouts[0],
             program.layouts[program.output],
-            tuple(mean),
-            tuple(std),
+            preprocessing,
             tuple(classes),
             plan.bill,
         )
@@ -70,14 +71,13 @@ class Offer:
     def to_json(self) -> dict[str, Any]:
         return {
             "format": "polynext-encrypted-offer",
-            "version": 1,
+            "version": VERSION,
             "parameters": self.parameters.to_json(),
             "rotations": list(self.rotations),
             "image_shape": list(self.image_shape),
             "image_layout": layout_to_json(self.image_layout),
             "result_layout": layout_to_json(self.result_layout),
-            "mean": list(self.mean),
-            "std": list(self.std),
+            "preprocessing": self.preprocessing.to_json(),
             "classes": list(self.classes),
             "bill": self.bill.to_json(),
         }
@@ -92,7 +92,7 @@ class Offer:
             raise PolyNeXtError(f"there is no offer {path}: a server's `polynext encrypted prepare` writes one.")
         try:
             fields = json.loads(path.read_text())
-            if (fields["format"], fields["version"]) != ("polynext-encrypted-offer", 1):
+            if (fields["format"], fields["version"]) != ("polynext-encrypted-offer", VERSION):
                 raise ValueError(f"version {fields['version']}")
             slots = fields["parameters"]["ring_degree"] // 2
             return cls(
@@ -101,8 +101,7 @@ class Offer:
                 tuple(fields["image_shape"]),
                 layout_from_json(fields["image_layout"], slots),
                 layout_from_json(fields["result_layout"], slots),
-                tuple(fields["mean"]),
-                tuple(fields["std"]),
+                Preprocessing.from_json(fields["preprocessing"]),
                 tuple(fields["classes"]),
                 Bill(**fields["bill"]),
             )

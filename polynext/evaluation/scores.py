@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polynext.data import evaluation_batches, evaluation_transform
+from polynext.data import evaluation_batches
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.evaluation.sets import EvaluationSet
@@ -46,8 +46,8 @@ def score(model: nn.Module, chosen: EvaluationSet, group: Processes, batch_size:
     classes = len(chosen.examples.classes)
     among = None if chosen.among is None else torch.from_numpy(chosen.among).to(group.device)
     counts = np.zeros((3, classes), dtype=np.int64)  # images, right, right in five
-    transform = evaluation_transform(chosen.data)
-    batches = evaluation_batches(chosen.examples, transform, batch_size, (group.rank, group.count), workers)
+    share = (group.rank, group.count)
+    batches = evaluation_batches(chosen.examples, chosen.preprocessing, batch_size, share, workers)
     index = group.rank
     for images, labels in batches:
         logits = model(images.to(group.device)).float()

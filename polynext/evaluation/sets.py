@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from polynext.data import DataConfig, Examples, load_examples
-from polynext.data.sets import SPLIT_FOLDERS, FolderExamples
+from polynext.data import DATA_SETS, DataConfig, Examples, Preprocessing, load_examples
+from polynext.data.examples import FolderExamples
+from polynext.data.sets import SPLIT_FOLDERS
 from polynext.errors import PolyNeXtError
 from polynext.evaluation.corruptions import corrupt
 
 # Scored as they are, and corrupted on the fly by our own corruptions.
-PLAIN = ("digits", "cifar10", "svhn", "tiny-imagenet", "folder")
+PLAIN = tuple(name for name in DATA_SETS if name != "imagenet")
 IMAGENETS = (
     "imagenet", "imagenet-real", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch", "imagenet-c",
 )  # fmt: skip
@@ -30,7 +31,7 @@ class EvaluationSet:
     """
 
     examples: Examples
-    data: DataConfig
+    preprocessing: Preprocessing
     among: np.ndarray | None = None
     answers: list[list[int]] | None = None
 
@@ -49,22 +50,24 @@ class CorruptedExamples(Examples):
 
 def open_set(name: str, data: DataConfig) -> EvaluationSet:
     """A named set, or any to train on. `data` has its place and the network's preprocessing, which some sets change."""
+    preprocessing = data.preprocessing
     if name not in IMAGENETS:
-        return EvaluationSet(load_examples(replace(data, name=name), "test"), data)
+        return EvaluationSet(load_examples(replace(data, name=name), "test"), preprocessing)
     root = folder_of(data.root, name)
     if name == "imagenet-v2":
         examples = FolderExamples(root)
-        return EvaluationSet(relabelled(examples, root, [str(i) for i in range(1000)]), data)
+        return EvaluationSet(relabelled(examples, root, [str(i) for i in range(1000)]), preprocessing)
     if name in ("imagenet-a", "imagenet-r"):
         examples = relabelled(FolderExamples(root), root, synsets(name))
         everything = synsets("imagenet")
         among = np.array([everything.index(s) for s in synsets(name)])
         if name == "imagenet-r":
-            data = replace(data, evaluation_interpolation="bilinear")
-        return EvaluationSet(examples, data, among)
+            preprocessing = replace(preprocessing, interpolation="bilinear")
+        return EvaluationSet(examples, preprocessing, among)
     if name in ("imagenet", "imagenet-sketch", "imagenet-real"):
         examples = relabelled(FolderExamples(root), root, synsets("imagenet"))
-        return EvaluationSet(examples, data, answers=real_answers(examples) if name == "imagenet-real" else None)
+        answers = real_answers(examples) if name == "imagenet-real" else None
+        return EvaluationSet(examples, preprocessing, answers=answers)
     raise AssertionError(f"{name} is open_corrupted's")
 
 
@@ -75,7 +78,7 @@ def open_corrupted(name: str, data: DataConfig, corruption: str, severity: int) 
         return replace(clean, examples=CorruptedExamples(clean.examples, corruption, severity))
     root = corrupted_folder(data, corruption, severity)
     examples = relabelled(FolderExamples(root), root, synsets("imagenet"))
-    return EvaluationSet(examples, replace(data, evaluation_resize=data.image_size))
+    return EvaluationSet(examples, replace(data.preprocessing, resize=data.preprocessing.size))
 
 
 def corrupted_folder(data: DataConfig, corruption: str, severity: int) -> Path:
@@ -88,7 +91,7 @@ def corrupted_folder(data: DataConfig, corruption: str, severity: int) -> Path:
 
 def folder_of(root: Path | None, name: str) -> Path:
     if root is None or not root.is_dir():
-        raise PolyNeXtError(f"{name} needs its folder: give --root ({root} is none).")
+        raise PolyNeXtError(f"{name} needs its folder as `root`: there is none at {root}.")
     if name in ("imagenet", "imagenet-real"):
         for inner in SPLIT_FOLDERS["test"]:
             if (root / inner).is_dir():
@@ -111,7 +114,7 @@ def relabelled(examples: FolderExamples, root: Path, classes: list[str]) -> Fold
     """Labels by these classes instead of by the folders' order; every class must be there, and no other."""
     unknown = [name for name in examples.classes if name not in classes]
     if unknown:
-        raise PolyNeXtError(f"{root} has folders that are no class of this data set: {', '.join(unknown[:5])}.")
+        raise PolyNeXtError(f"{root} has folders that are not classes of this data set: {', '.join(unknown[:5])}.")
     missing = [name for name in classes if name not in examples.classes]
     if missing:
         raise PolyNeXtError(
@@ -131,6 +134,6 @@ def real_answers(examples: FolderExamples) -> list[list[int]]:
     strange = [path.name for path in examples.paths if path.stem not in answers]
     if strange:
         raise PolyNeXtError(
-            f"imagenet-real goes by file names, and {strange[0]} is none of ILSVRC2012_val_*: rename it."
+            f"imagenet-real goes by file names, and {strange[0]} is not one of ILSVRC2012_val_*: rename it."
         )
     return [answers[path.stem] for path in examples.paths]

@@ -3,13 +3,15 @@
 
 from polynext.models.checkpoints import from_published, load_weights, read_weights
 from polynext.models.dropin import Replacement, replace_mixers
-from polynext.models.factory import check_model, create_model, list_models
+from polynext.models.factory import check_model, create_model, is_polynext, list_models
 from polynext.models.monet import MONet
 from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from polynext.models.published import PUBLISHED
+from polynext.models.variants import VARIANTS, Variant, create_variant
 
 __all__ = [
     "PUBLISHED",
+    "VARIANTS",
     "Blocks",
     "FullyPolynomialBlocks",
     "MONet",
@@ -17,9 +19,12 @@ __all__ = [
     "PolyNeXtConfig",
     "Replacement",
     "StageConfig",
+    "Variant",
     "check_model",
     "create_model",
+    "create_variant",
     "from_published",
+    "is_polynext",
     "list_models",
     "load_weights",
     "read_weights",

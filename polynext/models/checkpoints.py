@@ -1,4 +1,4 @@
-"""Weights in files: reading them, recognising what they are, loading them strictly."""
+"""Weights in files: reading them, what they say of themselves, loading them strictly."""
 
 import json
 import pickle
@@ -15,7 +15,7 @@ from torch import nn
 
 from polynext.errors import PolyNeXtError
 from polynext.models.polynext import CONFIGS
-from polynext.models.published import StateDict, check_same_entries, is_published, rename_published, some
+from polynext.models.published import PUBLISHED, StateDict, check_same_entries, is_published, rename_published, some
 
 
 def from_published(checkpoint: Mapping[str, Any]) -> StateDict:
@@ -25,7 +25,7 @@ def from_published(checkpoint: Mapping[str, Any]) -> StateDict:
     """
     if not is_published(checkpoint):
         raise PolyNeXtError(
-            f"this is no published PolyNeXt checkpoint, it holds {some(map(str, checkpoint))}: "
+            f"this is not a published PolyNeXt checkpoint, it holds {some(map(str, checkpoint))}: "
             "give one of the authors' files, or a state dict read from one."
         )
     weights = rename_published(checkpoint)
@@ -35,29 +35,32 @@ def from_published(checkpoint: Mapping[str, Any]) -> StateDict:
 
 
 def identify(weights: StateDict) -> str:
-    """The name of the model that these weights, in our layout, belong to."""
+    """The name of the model that published weights belong to: the authors' files do not say."""
     if "stem.weight" not in weights or weights["stem.weight"].ndim != 4:
         raise PolyNeXtError(
-            f"these are no weights of a PolyNeXt, they hold {some(weights)}: expected a stem.weight of four axes."
+            f"these are not weights of a PolyNeXt, they hold {some(weights)}: expected a stem.weight of four axes."
         )
     width, _, kernel, _ = weights["stem.weight"].shape
     numbers = [int(m[1]) for m in (re.match(r"stages\.(\d+)\.", key) for key in weights) if m]
     stages = 1 + max(numbers, default=-1)
     attention = any(".w_qkv." in key for key in weights)
     suffix = "_bn" if any(key.endswith(".gamma_c") for key in weights) else ""
-    for name, config in CONFIGS.items():
+    for name in dict.fromkeys(tagged.split(".")[0].removesuffix("_bn") for tagged in PUBLISHED):
+        config = CONFIGS[name]
         looks = (config.stages[0].width, config.stem_kernel, len(config.stages))
         if looks == (width, kernel, stages) and attention == (config.stages[-1].mixer == "attention"):
             return name + suffix
     raise PolyNeXtError(
-        f"no PolyNeXt model has a {kernel}x{kernel} stem of width {width} and {stages} stages: "
-        "give weights of a model that `polynext models` lists."
+        f"no published PolyNeXt has a {kernel}x{kernel} stem of width {width} and {stages} stages: "
+        "give one of the authors' files."
     )
 
 
 def model_for(name: str, weights: StateDict, device: torch.device | str = "meta") -> nn.Module:
     """The named model, untrained, with the channels, classes and image size that the weights are for."""
-    options: dict[str, Any] = {"in_chans": weights["stem.weight"].shape[1]}
+    options: dict[str, Any] = {}
+    if "stem.weight" in weights:
+        options["in_chans"] = weights["stem.weight"].shape[1]
     if "head.fc.weight" in weights:
         options["num_classes"] = len(weights["head.fc.weight"])
     positions = weights.get("stages.0.cells.0.norm.gamma_hw")
@@ -98,12 +101,18 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     model.load_state_dict(weights)
 
 
-def stored_classes(path: Path) -> list[str] | None:
-    """The names of the classes, if the file tells them, as weights that we trained do."""
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """What a file of weights says of itself: of those that we write the model, its classes and how it was trained."""
+    path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
-        return None
+        return {}
     try:
         with safe_open(path, "pt") as file:
-            return json.loads((file.metadata() or {})["classes"])
-    except (SafetensorError, KeyError, ValueError):  # if the file is broken, reading its weights will tell
-        return None
+            return file.metadata() or {}
+    except SafetensorError:  # reading its weights will tell
+        return {}
+
+
+def stored_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The names of the classes, if a file's metadata tells them."""
+    return tuple(json.loads(metadata["classes"])) if "classes" in metadata else None

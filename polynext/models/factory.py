@@ -17,6 +17,11 @@ def list_models(fully_polynomial: bool | None = None) -> list[str]:
     return [name for name in names if fully_polynomial in (None, name.endswith("_bn"))]
 
 
+def is_polynext(name: str) -> bool:
+    """Whether a name, with a tag or without, is that of a PolyNeXt."""
+    return name.split(".")[0].removesuffix("_bn") in CONFIGS
+
+
 def check_model(name: str) -> None:
     """Raises unless there is a model of this name, ours or timm's, with weights of its tag if it has one."""
     architecture, _, tag = name.partition(".")

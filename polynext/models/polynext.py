@@ -4,6 +4,7 @@ Widths, cells and stacks are those of the paper's Tables S2 and S3; published we
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -100,6 +101,27 @@ MICRO = PolyNeXtConfig(
     stem_stride=1,
 )
 
+# The baselines of ablations on a CPU: as the paper's Tiny in kind, with two inputs to cells and three stacks in them.
+ABLATE_DIGITS = PolyNeXtConfig(
+    stages=(StageConfig(width=16, cells=2, stacks=3, coarse_kernel=3),),
+    scale_logits=falling(6),
+    stem_kernel=3,
+    stem_stride=1,
+)
+ABLATE_DIGITS_ATTENTION = PolyNeXtConfig(
+    stages=(
+        StageConfig(width=16, cells=1, stacks=2, coarse_kernel=3),
+        StageConfig(width=32, cells=2, stacks=2, mixer="attention"),
+    ),
+    scale_logits=falling(4),
+    stem_kernel=3,
+    stem_stride=1,
+)
+ABLATE_CIFAR10 = replace(MICRO, stem_stride=2)
+ABLATE_CIFAR10_ATTENTION = replace(
+    ABLATE_CIFAR10, stages=(*MICRO.stages[:-1], replace(MICRO.stages[-1], mixer="attention"))
+)
+
 CONFIGS = {
     "cpolynext_tiny": TINY,
     "cpolynext_small": SMALL,
@@ -113,6 +135,10 @@ CONFIGS = {
     "cpolynext_micro": MICRO,
     "cpolynext_nano": CONV_NANO,
     "apolynext_nano": ATTENTION_NANO,
+    "cpolynext_ablate_digits": ABLATE_DIGITS,
+    "apolynext_ablate_digits": ABLATE_DIGITS_ATTENTION,
+    "cpolynext_ablate_cifar10": ABLATE_CIFAR10,
+    "apolynext_ablate_cifar10": ABLATE_CIFAR10_ATTENTION,
 }
 
 
@@ -142,6 +168,10 @@ def _default_cfgs() -> dict[str, dict[str, Any]]:
         "cpolynext_micro": LOWRES_CFG,
         "cpolynext_nano": NANO_CFG,
         "apolynext_nano": {**NANO_CFG, "pool_size": (4, 4)},
+        "cpolynext_ablate_digits": NANO_CFG,
+        "apolynext_ablate_digits": {**NANO_CFG, "pool_size": (4, 4)},
+        "cpolynext_ablate_cifar10": {**LOWRES_CFG, "pool_size": (4, 4)},
+        "apolynext_ablate_cifar10": {**LOWRES_CFG, "pool_size": (4, 4)},
     }
     cfgs |= {f"{name}_bn": {**cfg, "fixed_input_size": True} for name, cfg in cfgs.items()}
     for tagged, file in PUBLISHED.items():
@@ -156,8 +186,8 @@ def _default_cfgs() -> dict[str, dict[str, Any]]:
 default_cfgs = generate_default_cfgs(_default_cfgs())
 
 
-def _create(name: str, pretrained: bool, **kwargs: Any) -> PolyNeXt:
-    config = CONFIGS[name.removesuffix("_bn")]
+def _create(name: str, pretrained: bool, architecture: PolyNeXtConfig | None = None, **kwargs: Any) -> PolyNeXt:
+    config = architecture or CONFIGS[name.removesuffix("_bn")]
     if name.endswith("_bn"):
         kwargs.setdefault("blocks", FullyPolynomialBlocks())
     return build_model_with_cfg(
@@ -171,121 +201,16 @@ def _create(name: str, pretrained: bool, **kwargs: Any) -> PolyNeXt:
     )
 
 
-@register_model
-def cpolynext_tiny(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_tiny", pretrained, **kwargs)
+def _entrypoint(name: str) -> Callable[..., PolyNeXt]:
+    """A function of the model's name that builds it, as timm's registry wants one."""
+
+    def create(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
+        return _create(name, pretrained, **kwargs)
+
+    create.__name__ = create.__qualname__ = name
+    create.__doc__ = f"PolyNeXt as `{name}`."
+    return create
 
 
-@register_model
-def cpolynext_small(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_small", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_base(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_base", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_large(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_large", pretrained, **kwargs)
-
-
-@register_model
-def apolynext_tiny(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("apolynext_tiny", pretrained, **kwargs)
-
-
-@register_model
-def apolynext_small(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("apolynext_small", pretrained, **kwargs)
-
-
-@register_model
-def apolynext_base(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("apolynext_base", pretrained, **kwargs)
-
-
-@register_model
-def apolynext_large(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("apolynext_large", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_lowres(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_lowres", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_micro(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_micro", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_nano(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_nano", pretrained, **kwargs)
-
-
-@register_model
-def apolynext_nano(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("apolynext_nano", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_tiny_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_tiny_bn", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_small_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_small_bn", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_base_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_base_bn", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_large_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_large_bn", pretrained, **kwargs)
-
-
-@register_model
-def apolynext_tiny_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("apolynext_tiny_bn", pretrained, **kwargs)
-
-
-@register_model
-def apolynext_small_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("apolynext_small_bn", pretrained, **kwargs)
-
-
-@register_model
-def apolynext_base_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("apolynext_base_bn", pretrained, **kwargs)
-
-
-@register_model
-def apolynext_large_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("apolynext_large_bn", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_lowres_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_lowres_bn", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_micro_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_micro_bn", pretrained, **kwargs)
-
-
-@register_model
-def cpolynext_nano_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("cpolynext_nano_bn", pretrained, **kwargs)
-
-
-@register_model
-def apolynext_nano_bn(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-    return _create("apolynext_nano_bn", pretrained, **kwargs)
+for _name in [*CONFIGS, *(f"{name}_bn" for name in CONFIGS)]:
+    globals()[_name] = register_model(_entrypoint(_name))

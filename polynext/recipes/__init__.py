@@ -1,5 +1,9 @@
 """One function per published run, returning a whole config. `imagenet.py` has the paper's main table of recipes."""
 
+from polynext.extras import require
+
+require("train")
+
 from collections.abc import Callable
 
 from polynext.errors import PolyNeXtError
@@ -16,6 +20,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 
 
 def recipe(name: str) -> TrainConfig:
+    """The whole config of a run by its name."""
     if name not in RECIPES:
         raise PolyNeXtError(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}, or give a YAML file.")
     return RECIPES[name]()

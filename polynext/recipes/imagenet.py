@@ -11,15 +11,12 @@ from functools import partial
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from polynext.data import AugmentConfig, DataConfig
+from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.training import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 IMAGENET = DataConfig(
     name="imagenet",
-    image_size=224,
-    evaluation_resize=232,
-    mean=IMAGENET_DEFAULT_MEAN,
-    std=IMAGENET_DEFAULT_STD,
+    preprocessing=Preprocessing(size=224, resize=232, mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD),
     workers=8,
     most_memory=0.0,
 )

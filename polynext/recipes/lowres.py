@@ -6,13 +6,14 @@ Published top-1 (Table S5): CIFAR-10 97.1, SVHN 98.1, Tiny ImageNet 74.0; none o
 from collections.abc import Callable
 from dataclasses import replace
 
-from polynext.data import AugmentConfig, DataConfig
+from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
 from polynext.training import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 
 def data(name: str, size: int) -> DataConfig:
-    return DataConfig(name=name, image_size=size, evaluation_resize=size, mean=CIFAR10_MEAN, std=CIFAR10_STD, workers=4)
+    preprocessing = Preprocessing(size=size, resize=size, mean=CIFAR10_MEAN, std=CIFAR10_STD)
+    return DataConfig(name=name, preprocessing=preprocessing, workers=4)
 
 
 def cifar10() -> TrainConfig:

@@ -20,7 +20,7 @@ WARMUP_EPOCHS, WARMUP_LR = 20, 1e-6
 def convformer_s18() -> TrainConfig:
     return TrainConfig(
         model=ModelConfig(name="convformer_s18", drop_path=0.2),
-        data=replace(IMAGENET, evaluation_resize=224),
+        data=replace(IMAGENET, preprocessing=replace(IMAGENET.preprocessing, resize=224)),
         augment=AugmentConfig(interpolation="random"),
         optimizer=OptimizerConfig(name="adamw", lr=4e-3, weight_decay=0.05, clip_grad=0.0),
         schedule=ScheduleConfig(warmup_epochs=WARMUP_EPOCHS, warmup_factor=WARMUP_LR / 4e-3),

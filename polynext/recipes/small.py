@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from polynext.data import AugmentConfig, DataConfig
+from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
 from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
@@ -34,10 +34,7 @@ def cifar10() -> TrainConfig:
         data=DataConfig(
             name="cifar10",
             root=Path("data"),
-            image_size=32,
-            evaluation_resize=32,
-            mean=CIFAR10_MEAN,
-            std=CIFAR10_STD,
+            preprocessing=Preprocessing(size=32, resize=32, mean=CIFAR10_MEAN, std=CIFAR10_STD),
             workers=1,
         ),
         augment=AugmentConfig(crop="shift", rand_augment="", erasing=0.0, mixup=0.0, cutmix=0.0),

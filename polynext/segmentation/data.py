@@ -8,8 +8,8 @@ from zipfile import BadZipFile
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from polynext.data.images import IMAGE_SUFFIXES, read_image
 from polynext.errors import PolyNeXtError
+from polynext.preprocessing import IMAGE_SUFFIXES, read_image
 from polynext.segmentation.classes import ADE20K, CAMVID
 from polynext.segmentation.config import SegmentationDataConfig
 

@@ -1,5 +1,9 @@
 """The training engine. `config.py` says what a run is, `engine.py` runs it, `folder.py` is what it leaves behind."""
 
+from polynext.extras import require
+
+require("train")
+
 from polynext.training.config import (
     EmaConfig,
     ModelConfig,
@@ -9,7 +13,7 @@ from polynext.training.config import (
     from_yaml,
     to_yaml,
 )
-from polynext.training.engine import DivergedError, Trainer, train
+from polynext.training.engine import DivergedError, Trainer, build_model, train
 from polynext.training.stopping import Interrupted
 
 __all__ = [
@@ -21,6 +25,7 @@ __all__ = [
     "ScheduleConfig",
     "TrainConfig",
     "Trainer",
+    "build_model",
     "from_yaml",
     "to_yaml",
     "train",

@@ -55,6 +55,7 @@ class ModelConfig:
 
     Attributes:
         name: any of our models or timm's.
+        variant: a named change of its parts, as `polynext ablate --list` shows them; empty for none.
         drop_path: stochastic depth of the last cell.
         dropout: of the classifier's input at the last epoch.
         dropout_rises: whether dropout rises linearly from 0 at the first epoch or is constant.
@@ -63,6 +64,7 @@ class ModelConfig:
     """
 
     name: str = "cpolynext_nano"
+    variant: str = ""
     drop_path: float = 0.0
     dropout: float = 0.0
     dropout_rises: bool = True
@@ -129,7 +131,7 @@ class TrainConfig:
 def check(config: TrainConfig) -> None:
     """That no number is out of its range."""
     require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, micro_batch=config.micro_batch)
-    require_at_least(1, evaluate_every=config.evaluate_every, **{"data.image-size": config.data.image_size})
+    require_at_least(1, evaluate_every=config.evaluate_every)
     require_at_least(0, seed=config.seed, log_steps=config.log_steps, **{"data.workers": config.data.workers})
     require_at_least(0, **{"optimizer.lr": config.optimizer.lr})
     if config.model.pretrained and config.model.initial_weights is not None:
@@ -155,10 +157,28 @@ def from_yaml(text: str, source: str = "the configuration", kind: type[Config] =
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise PolyNeXtError(f"{source} is no YAML: {' '.join(str(error).split())}") from error
+        raise PolyNeXtError(f"{source} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise PolyNeXtError(f"{source} holds no fields: expected what --print-config prints.")
-    return parse(kind, values, source, "")
+        raise PolyNeXtError(f"{source} holds no fields: expected those of a config.yaml.")
+    return parse(kind, with_preprocessing(values) if kind is TrainConfig else values, source, "")
+
+
+# Fields of `data` in files that were written before they became a `Preprocessing`, and what they are there.
+MOVED = {
+    "image_size": "size",
+    "evaluation_resize": "resize",
+    "evaluation_interpolation": "interpolation",
+    "mean": "mean",
+    "std": "std",
+}
+
+
+def with_preprocessing(values: dict[str, Any]) -> dict[str, Any]:
+    data = values.get("data")
+    if not isinstance(data, dict) or not MOVED.keys() & data.keys():
+        return values
+    moved = {MOVED[key]: value for key, value in data.items() if key in MOVED}
+    return {**values, "data": {k: v for k, v in data.items() if k not in MOVED} | {"preprocessing": moved}}
 
 
 def parse(cls: Any, values: dict[str, Any], source: str, prefix: str) -> Any:
@@ -173,7 +193,7 @@ def parse(cls: Any, values: dict[str, Any], source: str, prefix: str) -> Any:
 
 def convert(hint: Any, value: Any, source: str, name: str) -> Any:
     def wrong() -> PolyNeXtError:
-        return PolyNeXtError(f"{source} gives {name}: {value!r}, which is no {describe(hint)}.")
+        return PolyNeXtError(f"{source} gives {name}: {value!r}, and {describe(hint)} was expected.")
 
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):

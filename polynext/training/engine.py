@@ -10,7 +10,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from polynext.data import batches, evaluation_batches, evaluation_transform, load_examples, training_transform
+from polynext.data import batches, evaluation_batches, load_examples, training_transform
 from polynext.data.loader import seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
-from polynext.models import create_model, read_weights
+from polynext.models import create_model, create_variant, is_polynext, read_weights
 from polynext.models.published import check_same_entries, some
 from polynext.training.accuracy import measure_accuracy
 from polynext.training.config import TrainConfig, check, to_yaml
@@ -72,7 +73,6 @@ class Trainer:
         folder: RunFolder,
         group: Processes,
         profile: bool = False,
-        build: Callable[[TrainConfig, int], nn.Module] | None = None,
     ):
         self.config, self.folder, self.group = config, folder, group
         check(config)
@@ -90,10 +90,10 @@ class Trainer:
                 f"{config.data.name} has {len(self.train_examples)} training images, fewer than one batch of "
                 f"{config.batch_size}: give a smaller --batch-size."
             )
-        self.train_transform = training_transform(config.data, config.augment)
-        self.test_transform = evaluation_transform(config.data)
+        self.train_transform = training_transform(config.data.preprocessing, config.augment)
+        self.test_transform = config.data.preprocessing
         seed_everything(config.seed)
-        self.model = (build or build_model)(config, len(self.train_examples.classes)).to(group.device)
+        self.model = build_model(config, len(self.train_examples.classes)).to(group.device)
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average: AveragedModel | None = None
@@ -256,9 +256,8 @@ class Trainer:
 
     def save_weights(self, name: str, model: nn.Module, accuracy: float, epoch: int) -> None:
         if self.group.first:
-            classes = json.dumps(self.train_examples.classes)
-            about = {"model": self.config.model.name, "accuracy": f"{accuracy:.4f}", "epoch": str(epoch)}
-            self.folder.save_weights(name, model.state_dict(), **about, classes=classes)
+            about = describe(self.config, self.train_examples.classes)
+            self.folder.save_weights(name, model.state_dict(), **about, accuracy=f"{accuracy:.4f}", epoch=str(epoch))
 
     def evaluate(self, model: nn.Module) -> tuple[float, float]:
         loader = evaluation_batches(
@@ -316,17 +315,13 @@ def train(
     resume: bool = False,
     profile: bool = False,
     quiet: bool = False,
-    build: Callable[[TrainConfig, int], nn.Module] | None = None,
 ) -> Path:
-    """Runs a training and returns its folder. With `resume` it goes on from the folder's newest state.
-
-    `build` makes the network, of so many classes, instead of the model's name.
-    """
+    """Runs a training and returns its folder. With `resume` it goes on from the folder's newest state."""
     folder = RunFolder(out)
     with processes() as group:
         if not resume and any(folder.states.glob("*.pt")):
             raise PolyNeXtError(f"{out} already holds a run: go on with --resume {out}, or give another --out.")
-        trainer = Trainer(config, folder, group, profile, build)
+        trainer = Trainer(config, folder, group, profile)
         if resume:
             state = folder.load_state()
             if state is not None:
@@ -350,17 +345,18 @@ def train(
 
 def build_model(config: TrainConfig, classes: int, device: str | None = None) -> nn.Module:
     """The network; `device="meta"` to count only."""
-    data = config.data
-    options: dict[str, Any] = {"drop_path_rate": config.model.drop_path} if config.model.drop_path else {}
-    published = timm.get_pretrained_cfg(config.model.name)
-    if published is not None and published.fixed_input_size:  # built for one size, as the fully polynomial models are
-        options["img_size"] = data.image_size
-    model = create_model(
-        config.model.name,
-        pretrained=config.model.pretrained and device != "meta",
+    preprocessing, chosen = config.data.preprocessing, config.model
+    options: dict[str, Any] = {"drop_path_rate": chosen.drop_path} if chosen.drop_path else {}
+    published = timm.get_pretrained_cfg(chosen.name)
+    if is_polynext(chosen.name) or (published is not None and published.fixed_input_size):
+        options["img_size"] = preprocessing.size
+    if chosen.pretrained and device != "meta":
+        options["pretrained"] = True
+    model = (partial(create_variant, variant=chosen.variant) if chosen.variant else create_model)(
+        chosen.name,
         num_classes=classes,
-        in_chans=len(data.mean),
-        drop_rate=config.model.dropout,
+        in_chans=preprocessing.channels,
+        drop_rate=chosen.dropout,
         device=device,
         **options,
     )
@@ -380,6 +376,12 @@ def load_initial_weights(model: nn.Module, path: Path) -> None:
         weights = weights | {key: own[key] for key in afresh}
     check_same_entries(weights, own, type(model).__name__)
     model.load_state_dict(weights)
+
+
+def describe(config: TrainConfig, classes: list[str]) -> dict[str, str]:
+    """What a file of weights says of itself: enough to build its network and prepare its images anywhere."""
+    anywhere = replace(config, data=replace(config.data, root=None))
+    return {"model": config.model.name, "classes": json.dumps(classes), "config": to_yaml(anywhere)}
 
 
 def build_mixup(config: TrainConfig, classes: int) -> Mixup | None:

@@ -10,8 +10,8 @@
     last.safetensors     the weights after the last epoch
     states/              what a run needs to go on, the two newest
 
-Every file is written beside its place and then moved there, so that a process killed at any moment leaves either the
-old file or the new one. A state's name holds a checksum of its content: a torn one is noticed and the one before used.
+Every file is whole or not there. A state's name holds a checksum of its content: a torn one is noticed and the one
+before used.
 """
 
 import hashlib
@@ -32,6 +32,7 @@ import yaml
 from torch import Tensor
 
 from polynext.errors import PolyNeXtError
+from polynext.files import write_atomically
 
 STATES_KEPT = 2
 
@@ -100,22 +101,6 @@ class RunFolder:
 
 def checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise PolyNeXtError(
-            f"cannot write {path} ({error.strerror}): make room or choose another folder; what was saved is whole."
-        ) from error
 
 
 def environment() -> dict[str, Any]:

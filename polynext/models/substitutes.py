@@ -1,4 +1,4 @@
-"""What stands in for a part of PolyNeXt in the ablations. Shapes are (B, C, H, W) to (B, C, H, W) throughout."""
+"""What stands in for a part of PolyNeXt in its variants. Shapes are (B, C, H, W) to (B, C, H, W) throughout."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,0 +1,138 @@
+"""Labelled images: in arrays, files, tar shards or a data set of timm's."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from polynext.errors import PolyNeXtError
+from polynext.preprocessing import IMAGE_SUFFIXES, UNREADABLE, read_image
+
+
+class Examples(ABC):
+    """Labelled images: `examples[i]` is a PIL image and its class."""
+
+    def __init__(self, labels: Sequence[int] | np.ndarray, classes: Sequence[str]):
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self.classes = list(classes)
+        if len(self.labels) == 0:
+            raise PolyNeXtError("the data set has no images: check its folder.")
+        lowest, highest = int(self.labels.min()), int(self.labels.max())
+        if lowest < 0 or highest >= len(self.classes):
+            raise PolyNeXtError(
+                f"the data set has labels from {lowest} to {highest} but {len(self.classes)} classes: "
+                f"expected 0 to {len(self.classes) - 1}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return self.image(index), int(self.labels[index])
+
+    @abstractmethod
+    def image(self, index: int) -> Image.Image: ...
+
+    def subset(self, indices: np.ndarray) -> "Examples":
+        return Subset(self, indices)
+
+
+class Subset(Examples):
+    """Some of the examples."""
+
+    def __init__(self, examples: Examples, indices: np.ndarray):
+        super().__init__(examples.labels[indices], examples.classes)
+        self.examples, self.indices = examples, indices
+
+    def image(self, index: int) -> Image.Image:
+        return self.examples.image(int(self.indices[index]))
+
+
+class ArrayExamples(Examples):
+    """Images in one uint8 array, (N, H, W) or (N, H, W, 3)."""
+
+    def __init__(self, images: np.ndarray, labels: Sequence[int], classes: Sequence[str]):
+        super().__init__(labels, classes)
+        if len(images) != len(self.labels) or images.dtype != np.uint8 or images.ndim not in (3, 4):
+            raise PolyNeXtError(
+                f"got images {images.dtype} {images.shape} for {len(self.labels)} labels: "
+                "expected uint8 of shape (N, H, W) or (N, H, W, 3)."
+            )
+        self.images = images
+
+    def image(self, index: int) -> Image.Image:
+        return Image.fromarray(self.images[index])
+
+
+class FileExamples(Examples):
+    """Image files.
+
+    If all images, decoded, fit in `most_memory` gigabytes, they are decoded once, here; worker processes share them.
+    """
+
+    def __init__(self, paths: Sequence[Path], labels: Sequence[int], classes: Sequence[str], most_memory: float = 0.0):
+        super().__init__(labels, classes)
+        self.paths = list(paths)
+        self.decoded: list[Image.Image] = []
+        if decoded_size(self.paths) <= most_memory * 2**30:
+            with ThreadPoolExecutor() as pool:
+                self.decoded = list(pool.map(read_image, self.paths))
+
+    def image(self, index: int) -> Image.Image:
+        return self.decoded[index] if self.decoded else read_image(self.paths[index])
+
+
+class FolderExamples(FileExamples):
+    """A folder of one folder per class."""
+
+    def __init__(self, root: Path, most_memory: float = 0.0):
+        classes = sorted(f.name for f in root.iterdir() if f.is_dir())
+        images = [
+            (path, label)
+            for label, name in enumerate(classes)
+            for path in sorted((root / name).rglob("*"))
+            if path.suffix.lower() in IMAGE_SUFFIXES
+        ]
+        if not images:
+            raise PolyNeXtError(f"{root} has no images: expected one folder per class with images in it.")
+        used = {label for _, label in images}
+        empty = [name for label, name in enumerate(classes) if label not in used]
+        if empty:
+            raise PolyNeXtError(f"{root} has classes without an image: {', '.join(empty[:5])}.")
+        super().__init__([path for path, _ in images], [label for _, label in images], classes, most_memory)
+
+
+class TimmExamples(Examples):
+    """Anything with a length that timm's create_dataset reads."""
+
+    def __init__(self, dataset: Sequence[tuple[Image.Image, int]], labels: Sequence[int], classes: Sequence[str]):
+        super().__init__(labels, classes)
+        self.dataset = dataset
+
+    def image(self, index: int) -> Image.Image:
+        return self.dataset[index][0]
+
+
+def decoded_size(paths: list[Path], sample: int = 64) -> float:
+    """Bytes of all images decoded, from the sizes in the headers of some."""
+    some = paths[:: max(1, len(paths) // sample)]
+    total = 0
+    for path in some:
+        try:
+            with Image.open(path) as file:
+                total += 3 * file.width * file.height
+        except UNREADABLE as error:
+            raise PolyNeXtError(f"{path} cannot be read as an image: mend or remove it.") from error
+    return total * len(paths) / len(some)
+
+
+def balanced_indices(labels: np.ndarray, count: int) -> np.ndarray:
+    """The first `count` indices when classes take turns, in the data set's order."""
+    turn = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        turn[of_class] = np.arange(len(of_class))
+    return np.sort(np.argsort(turn, kind="stable")[:count])

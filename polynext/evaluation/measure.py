@@ -1,0 +1,140 @@
+"""How often a network is right on a data set, as a record that tells what was measured on what."""
+
+import json
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import timm
+import torch
+from tqdm import tqdm
+
+import polynext
+from polynext.data import DataConfig
+from polynext.distributed import Processes, alone
+from polynext.errors import PolyNeXtError, require_at_least
+from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
+from polynext.evaluation.scores import ALEXNET_ERRORS, Scores, mean_corruption_error, score
+from polynext.evaluation.sets import ALL_NAMES, corrupted_folder, open_corrupted, open_set
+from polynext.files import write_atomically
+from polynext.models.published import some
+from polynext.paper import published_figure
+
+if TYPE_CHECKING:
+    from polynext.runs import Run
+
+
+def evaluate(
+    run: "Run",
+    data: str = "",
+    root: Path | None = None,
+    batch_size: int = 64,
+    workers: int = 0,
+    partial: Path | None = None,
+    group: Processes | None = None,
+) -> dict[str, Any]:
+    """Measures a network, and returns the figures with all they belong to.
+
+    Args:
+        run: the network, as `polynext.load_run` gives it.
+        data: one of `polynext.evaluation.ALL_NAMES`; what the network was trained on by default.
+        root: the folder of the data, or a .npz file.
+        batch_size: images at a time; the result does not depend on it.
+        workers: processes that prepare images.
+        partial: where a corrupted set's results are kept until all are there, to go on after an interruption.
+        group: the processes of a distributed evaluation; each gets the whole result.
+    """
+    require_at_least(1, batch_size=batch_size)
+    group = group or alone()
+    own = run.data
+    name = data or own.name
+    if name not in (*ALL_NAMES, own.name):
+        raise PolyNeXtError(f"there is no evaluation set {name!r}: choose one of {', '.join(ALL_NAMES)}.")
+    place = replace(own, root=root or (own.root if name.startswith(own.name) else None))
+    about = describe(run, name, place.root)
+    if name.endswith("-c"):
+        return about | evaluate_corrupted(run, about, place, group, batch_size, workers, partial)
+    return about | evaluate_clean(run, name, place, group, batch_size, workers)
+
+
+def describe(run: "Run", data: str, root: Path | None) -> dict[str, Any]:
+    return {
+        "model": run.name,
+        "weights": run.weights,
+        "data": data,
+        "root": str(root) if root else None,
+        "published": published_figure(run.name, data),
+        "versions": {
+            "polynext": polynext.__version__,
+            "torch": torch.__version__,
+            "timm": timm.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def evaluate_clean(
+    run: "Run", name: str, data: DataConfig, group: Processes, batch_size: int, workers: int
+) -> dict[str, Any]:
+    chosen = open_set(name, data)
+    classes = chosen.examples.classes
+    if run.classes and name == run.data.name and tuple(classes) != run.classes:
+        raise PolyNeXtError(
+            f"{name} has the classes {some(classes, 3)} and the network {some(run.classes, 3)}: "
+            "evaluate it on data of its own classes."
+        )
+    scores = score(run.model, chosen, group, batch_size, workers)
+    per_class = {
+        label: {"images": n, "right": r}
+        for label, n, r in zip(classes, scores.class_images, scores.class_right, strict=True)
+    }
+    return {**counts(scores), "classes": per_class}
+
+
+def counts(scores: Scores) -> dict[str, Any]:
+    return {
+        "images": scores.images,
+        "right": scores.right,
+        "right_in_5": scores.right_in_5,
+        "top1": scores.top1,
+        "top5": scores.top5,
+    }
+
+
+def evaluate_corrupted(
+    run: "Run",
+    about: dict[str, Any],
+    data: DataConfig,
+    group: Processes,
+    batch_size: int,
+    workers: int,
+    partial: Path | None,
+) -> dict[str, Any]:
+    """All corruptions and severities. What is done is kept in a file until all is."""
+    name = about["data"]
+    done: dict[str, dict[str, Any]] = {}
+    task_of = {key: about[key] for key in ("model", "weights", "data", "root")}
+    if partial is not None and partial.is_file():
+        kept = json.loads(partial.read_text())
+        done = kept["done"] if kept["of"] == task_of else {}
+    tasks = [(c, s) for c in CORRUPTIONS for s in SEVERITIES]
+    if name == "imagenet-c":
+        for task in tasks:  # before an hour's work is lost to a missing folder
+            corrupted_folder(data, *task)
+    for corruption, severity in tqdm(tasks, unit="set", leave=False, disable=None if group.first else True):
+        key = f"{corruption}/{severity}"
+        if key in done:
+            continue
+        chosen = open_corrupted(name, data, corruption, severity)
+        done[key] = counts(score(run.model, chosen, group, batch_size, workers))
+        if partial is not None and group.first:
+            write_atomically(partial, json.dumps({"of": task_of, "done": done}).encode())
+    if partial is not None and group.first:
+        partial.unlink(missing_ok=True)
+    errors = {c: [100 - done[f"{c}/{s}"]["top1"] for s in SEVERITIES] for c in CORRUPTIONS}
+    mean = sum(map(sum, errors.values())) / (len(CORRUPTIONS) * len(SEVERITIES))
+    result: dict[str, Any] = {"corruptions": done, "mean_error": mean}
+    if name == "imagenet-c":
+        result["mce"] = mean_corruption_error(errors, ALEXNET_ERRORS)
+    return result

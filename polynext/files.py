@@ -1,0 +1,23 @@
+"""Files that are whole or not there."""
+
+import os
+from pathlib import Path
+
+from polynext.errors import PolyNeXtError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes beside the place and then moves there: a process killed at any moment leaves the old file or the new."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise PolyNeXtError(
+            f"cannot write {path} ({error.strerror}): make room or choose another folder; what was saved is whole."
+        ) from error

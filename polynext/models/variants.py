@@ -1,0 +1,278 @@
+"""Named changes of a model's parts: the networks of the paper's ablations (Tables 3, 4, Section 4.3), and a few more.
+
+A variant is other blocks, another architecture, or polynomial modules in somebody else's network. It is part of a
+training run's config, so that the run's folder tells the whole network.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from torch import nn
+
+from polynext.errors import PolyNeXtError
+from polynext.models.costs import count_parameters
+from polynext.models.dropin import Maker, replace_mixers
+from polynext.models.factory import create_model
+from polynext.models.network import (
+    Blocks,
+    Downsampling,
+    FullyPolynomialBlocks,
+    PolyNeXt,
+    PolyNeXtConfig,
+    Size,
+    StageConfig,
+)
+from polynext.models.polynext import CONFIGS, falling, halving
+from polynext.models.substitutes import (
+    AddedHead,
+    FineConv,
+    FusedConv,
+    FusedMLP,
+    Fusion,
+    GeluMLP,
+    NewestInput,
+    SeparableConv,
+    SingleDownsampling,
+    StandardAttention,
+    UnflippedConv,
+    addition,
+    gelu_after_product,
+    gelu_both_branches,
+    gelu_one_branch,
+)
+from polynext.nn import LayerScale, LearnableScale, PolyAttention, PolyConv
+
+# From an architecture, image channels and classes to another architecture.
+Rebuild = Callable[[PolyNeXtConfig, int, int], PolyNeXtConfig]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A named change of a model's parts.
+
+    Attributes:
+        what: the change in words.
+        blocks: how the parts of PolyNeXt's cells are built instead.
+        rebuild: what becomes of PolyNeXt's architecture.
+        mixers: what `replace_mixers` puts into a network that is not PolyNeXt.
+        changes: the mixer without which there is nothing to change.
+    """
+
+    what: str
+    blocks: Blocks | None = None
+    rebuild: Rebuild | None = None
+    mixers: Mapping[str, Any] | None = None
+    changes: Literal["conv", "attention"] | None = None
+
+
+def create_variant(name: str, variant: str, in_chans: int = 3, num_classes: int = 1000, **options: Any) -> nn.Module:
+    """`create_model` with a named change of the model's parts."""
+    if variant not in VARIANTS:
+        raise PolyNeXtError(f"there is no variant {variant!r} of a model: choose one of {', '.join(VARIANTS)}.")
+    chosen, shared = VARIANTS[variant], dict(in_chans=in_chans, num_classes=num_classes, **options)
+    if chosen.mixers is not None:
+        return replace_mixers(create_model(name, **shared), **chosen.mixers)[0]
+    if name not in CONFIGS:
+        raise PolyNeXtError(f"{name} has no variant {variant!r}: it changes one of {', '.join(CONFIGS)}.")
+    architecture = CONFIGS[name]
+    if chosen.changes and chosen.changes not in {stage.mixer for stage in architecture.stages}:
+        raise PolyNeXtError(f"{name} has no {chosen.changes} that the variant {variant!r} could change: take another.")
+    if chosen.rebuild is not None:
+        architecture = chosen.rebuild(architecture, in_chans, num_classes)
+    return create_model(name, architecture=architecture, blocks=chosen.blocks, **shared)
+
+
+# Modules (Table 3)
+
+
+class WithConv(Blocks):
+    """Another module in place of PolyConv, built from its width, ratio and coarse kernel."""
+
+    def __init__(self, conv: Callable[..., nn.Module]):
+        self.conv = conv
+
+    def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
+        if stage.mixer == "attention":
+            return super().mixer(stage, size, **dd)
+        return self.conv(stage.width, stage.conv_ratio, stage.coarse_kernel, norm=self.norm(size), **dd)
+
+
+class Fused(WithConv):
+    """Something else than the Hadamard product in every PolyConv and PolyMLP."""
+
+    def __init__(self, fuse: Fusion):
+        super().__init__(partial(FusedConv, fuse=fuse))
+        self.fuse = fuse
+
+    def mlp(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
+        return FusedMLP(stage.width, stage.mlp_ratio, norm=self.norm(size), fuse=self.fuse, **dd)
+
+
+class Added(Fused):
+    """No product anywhere: what is left that is not linear are the norms."""
+
+    def __init__(self) -> None:
+        super().__init__(addition)
+
+    def head(self, channels: int, num_classes: int, **options: Any) -> nn.Module:
+        return AddedHead(channels, num_classes, **options)
+
+
+class WithGeluMLP(Blocks):
+    """A plain MLP in place of PolyMLP, with a norm after it or without."""
+
+    def __init__(self, post_norm: bool):
+        self.post_norm = post_norm
+
+    def mlp(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
+        norm = self.norm(size) if self.post_norm else nn.Identity
+        return GeluMLP(stage.width, stage.mlp_ratio, norm=norm, **dd)
+
+
+class WithAttention(Blocks):
+    """Another module in place of PolyAttention, built from the width."""
+
+    def __init__(self, attention: Callable[..., nn.Module]):
+        self.attention = attention
+
+    def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
+        if stage.mixer == "attention":
+            return self.attention(stage.width, norm=self.norm(size), **dd)
+        return super().mixer(stage, size, **dd)
+
+
+def without_coarse_kernel(conv: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    return lambda channels, ratio, coarse_kernel, **options: conv(channels, ratio, **options)
+
+
+def standard_attention(channels: int, **options: Any) -> nn.Module:
+    """Standard attention has four projections to PolyAttention's three: three quarters of the heads cost the same."""
+    heads = max(1, round(0.75 * math.ceil(channels / 64)))
+    return StandardAttention(channels, heads, **options)
+
+
+def conv_variant(what: str, conv: Callable[..., nn.Module]) -> Variant:
+    return Variant(what=what, blocks=WithConv(conv), changes="conv")
+
+
+def attention_variant(what: str, attention: Callable[..., nn.Module]) -> Variant:
+    return Variant(what=what, blocks=WithAttention(attention), changes="attention")
+
+
+# Stabilisation (Table 4)
+
+
+class WithLearnableScale(Blocks):
+    """Free scalars that start where Sigmoid-Scale does."""
+
+    def scale(self, config: PolyNeXtConfig, stage: StageConfig, **dd: Any) -> nn.Module:
+        return LearnableScale([1 / (1 + math.exp(-logit)) for logit in config.scale_logits], **dd)
+
+
+class WithLayerScale(Blocks):
+    """A free scale per channel."""
+
+    def __init__(self, start: float):
+        self.start = start
+
+    def scale(self, config: PolyNeXtConfig, stage: StageConfig, **dd: Any) -> nn.Module:
+        return LayerScale(stage.width, len(config.scale_logits), self.start, **dd)
+
+
+class SingleInput(Blocks):
+    """Each cell sees the cell before it only."""
+
+    def skip(self, stage: StageConfig, **dd: Any) -> nn.Module:
+        return NewestInput()
+
+    def downsampling(self, config: PolyNeXtConfig, width_in: int, width_out: int, **dd: Any) -> nn.Module:
+        return SingleDownsampling(Downsampling(width_in, width_out, config.full_downsampling, **dd).newer)
+
+
+class WithoutCellNorm(Blocks):
+    """The sum of its inputs goes into a cell as it is."""
+
+    def cell_norm(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
+        return nn.Identity()
+
+
+@functools.cache
+def widened(architecture: PolyNeXtConfig, in_chans: int, num_classes: int, stacks: int) -> PolyNeXtConfig:
+    """Fewer stacks in each cell and wider stages, with the same number of parameters to 1%."""
+    fewer = tuple(replace(stage, stacks=min(stage.stacks, stacks)) for stage in architecture.stages)
+
+    def parameters(stages: Sequence[StageConfig]) -> int:
+        of_these = replace(architecture, stages=tuple(stages))
+        return count_parameters(PolyNeXt(of_these, in_chans, num_classes, device="meta"))
+
+    wanted = parameters(architecture.stages)
+
+    def wider(factor: float) -> list[StageConfig]:
+        return [replace(stage, width=nearest_width(factor * stage.width, stage)) for stage in fewer]
+
+    low, high = 1.0, 4.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if parameters(wider(middle)) < wanted else (low, middle)
+    # Widths are whole numbers, which is too coarse for small networks: the last PolyMLPs' width makes up for the rest.
+    *first, last = wider(low)
+    hidden = int(last.width * last.mlp_ratio)  # PolyMLP truncates: the half below keeps it on the right side
+    candidates = [[*first, replace(last, mlp_ratio=(hidden + 2 * i + 0.5) / last.width)] for i in range(17)]
+    nearest = min(candidates, key=lambda stages: abs(parameters(stages) - wanted))
+    return replace(architecture, stages=tuple(nearest))
+
+
+def nearest_width(width: float, stage: StageConfig) -> int:
+    """The nearest for which PolyMLP's two branches have the same width."""
+    step = next(w for w in range(1, 65) if (w * stage.mlp_ratio) % 2 == 0)
+    return max(step, step * round(width / step))
+
+
+def with_scales(logits: Callable[[int], tuple[float, ...]]) -> Rebuild:
+    """Other initial logits of Sigmoid-Scale, as many as the network has."""
+    return lambda config, in_chans, num_classes: replace(config, scale_logits=logits(len(config.scale_logits)))
+
+
+def mixers(conv: Maker | None = None, attention: Maker | None = None) -> dict[str, Any]:
+    return {"conv": conv, "attention": attention, "mlp": None}
+
+
+VARIANTS = {
+    # Table 3
+    "mlp-gelu": Variant(what="PolyMLP -> MLP+GELU, post-norm", blocks=WithGeluMLP(post_norm=True)),
+    "sepconv-gelu": conv_variant("PolyConv -> SepConv+GELU", without_coarse_kernel(SeparableConv)),
+    "gelu-one-branch": Variant(what="GELU on one branch", blocks=Fused(gelu_one_branch)),
+    "gelu-after-product": Variant(what="GELU after the product", blocks=Fused(gelu_after_product)),
+    "gelu-both-branches": Variant(what="GELU on both branches", blocks=Fused(gelu_both_branches)),
+    "fine-only": conv_variant("fine branch only", without_coarse_kernel(FineConv)),
+    "addition": Variant(what="Hadamard -> addition", blocks=Added()),
+    "attention-mlp-gelu": Variant(what="PolyMLP -> MLP+GELU", blocks=WithGeluMLP(post_norm=False)),
+    "standard-attention": attention_variant("PolyAttn -> standard attention", standard_attention),
+    "softmax-kernel": attention_variant(
+        "polynomial kernel -> softmax", partial(PolyAttention, normalisation="softmax")
+    ),
+    **{f"degree-{p}": attention_variant(f"kernel of degree {p}", partial(PolyAttention, p=p)) for p in (2, 3, 5, 6)},
+    # Table 4
+    "learnable-scale": Variant(what="Sigmoid-Scale -> learnable scalar", blocks=WithLearnableScale()),
+    "layerscale-small": Variant(what="Sigmoid-Scale -> LayerScale 1e-6", blocks=WithLayerScale(1e-6)),
+    "layerscale-one": Variant(what="Sigmoid-Scale -> LayerScale 1.0", blocks=WithLayerScale(1.0)),
+    "single-input": Variant(what="no multi-input skip", blocks=SingleInput()),
+    "no-cell-norm": Variant(what="no norm before the cell", blocks=WithoutCellNorm()),
+    "wider-2": Variant(what="wider, 2 stacks a cell", rebuild=partial(widened, stacks=2)),
+    "wider-1": Variant(what="wider, 1 stack a cell", rebuild=partial(widened, stacks=1)),
+    # Section 4.3
+    "polyconv": Variant(what="convolutions -> PolyConv", mixers=mixers(conv=PolyConv)),
+    "polyattn": Variant(what="attention -> PolyAttn", mixers=mixers(attention=PolyAttention)),
+    "poly": Variant(what="convolutions and attention -> PolyConv and PolyAttn", mixers=mixers(PolyConv, PolyAttention)),
+    # What a reader may ask further
+    "no-flip": conv_variant("no channel flip", UnflippedConv),
+    "no-dilation": conv_variant("coarse branch without dilation", partial(PolyConv, dilation=1)),
+    "scales-half": Variant(what="all scales start at 1/2", rebuild=with_scales(lambda n: (0.0,) * n)),
+    "scales-falling": Variant(what="logits start at 0, -1/2, -1, ...", rebuild=with_scales(falling)),
+    "scales-halving": Variant(what="scales start at 1/2, 1/2, 1/4, 1/8, ...", rebuild=with_scales(halving)),
+    "position-norm": Variant(what="norms -> position norms (fully polynomial)", blocks=FullyPolynomialBlocks()),
+}
