@@ -93,7 +93,7 @@ def test_a_training_checkpoint_without_ema_gives_its_weights() -> None:
         (lambda w: w.update({"cells.0.ops.99.weight": torch.zeros(1)}), "no PolyNeXt has: cells.0.ops.99.weight"),
         (lambda w: w.update({"extra.weight": torch.zeros(1)}), "no PolyNeXt has: extra.weight"),
         (lambda w: w.update({"norm.weight": torch.zeros(7)}), r"norm.weight \(7,\) instead of \(288,\)"),
-        (lambda w: w.pop("cells.0.skip_weight"), "no published PolyNeXt checkpoint"),
+        (lambda w: w.pop("cells.0.skip_weight"), "not a published PolyNeXt checkpoint"),
         (lambda w: w.pop("head.3.weight"), "missing head.fc.weight"),
         (lambda w: w.pop("stem.weight"), "expected a stem.weight"),
         (lambda w: w.update({"stem.weight": torch.zeros(72)}), "expected a stem.weight of four axes"),
@@ -129,7 +129,7 @@ def test_unreadable_files_are_told_apart(tmp_path) -> None:
     torch.save(torch.nn.Linear(2, 2), tmp_path / "code.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     torch.save({1: 2, "state_dict": 3}, tmp_path / "foreign.pt")
-    with pytest.raises(polynext.PolyNeXtError, match="no published PolyNeXt checkpoint, it holds 1, state_dict"):
+    with pytest.raises(polynext.PolyNeXtError, match="not a published PolyNeXt checkpoint, it holds 1, state_dict"):
         polynext.from_published(torch.load(tmp_path / "foreign.pt"))
     for name in ("torn.pt", "torn.safetensors", "text.pt", "code.pt"):
         with pytest.raises(polynext.PolyNeXtError, match="truncated or something else"):

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import polynext
 from polynext.cli import main
+from polynext.data import AugmentConfig, Preprocessing, training_transform
+from polynext.data.loader import seed_everything
 from polynext.recipes import RECIPES, recipe
 from polynext.training import OptimizerConfig, from_yaml, to_yaml
 from polynext.training.engine import build_mixup
@@ -24,6 +27,22 @@ def test_every_recipe_names_a_model_and_survives_yaml() -> None:
         config = recipe(name)
         assert polynext.create_model(config.model.name, device="meta")
         assert from_yaml(to_yaml(config)) == config
+
+
+@pytest.mark.parametrize("augment", dict.fromkeys(recipe(name).augment for name in RECIPES))
+def test_every_recipes_images_can_be_made(augment: AugmentConfig) -> None:
+    """Thousands of them: RandAugment asks for a posterised image of no bits twice in a thousand times."""
+    preprocessing = Preprocessing(size=12, resize=12, mean=(0.5,) * 3, std=(0.25,) * 3)
+    transform, generator = training_transform(preprocessing, augment), np.random.default_rng(0)
+    black = 0
+    for number in range(5000):
+        seed_everything(number)
+        height, width = generator.integers(5, 30, 2)
+        image = Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        made = np.asarray(transform(image))
+        assert made.shape == (3, 12, 12) and np.isfinite(made).all()
+        black += bool((made == -2).all())
+    assert bool(black) == (augment.rand_augment != "")
 
 
 def test_recipes_hold_the_papers_numbers() -> None:

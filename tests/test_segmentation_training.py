@@ -249,7 +249,7 @@ def test_recipes_survive_yaml() -> None:
         (["segment", "train", "--resume", "one", "--out", "two"], "there is no file one/config.yaml"),
         (["segment", "evaluate", "absent"], "there is no file absent/config.yaml"),
         (["segment", "train", "camvid", "--resume", "absent"], "both the recipe 'camvid' and --resume"),
-        (["segment", "dance"], "there is no 'dance'"),
+        (["segment", "dance"], "there is no command 'dance'"),
     ],
 )
 def test_mistakes(arguments: list[str], sentence: str, capsys) -> None:

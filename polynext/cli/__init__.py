@@ -1,5 +1,6 @@
 """The command line: `polynext COMMAND`. One thin file per command; what it calls can be called from Python."""
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = " ".join(["polynext", *arguments[:1]])
     try:
+        # Idle OpenMP threads would spin, and slow whatever else the machine does, and be slowed by it, up to 20 times.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
         from polynext.memory import keep_freed_memory
 
         keep_freed_memory()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from PIL import Image, ImageOps
-from timm.data import create_transform
+from timm.data import auto_augment, create_transform
 
 from polynext.data.config import AugmentConfig
 from polynext.preprocessing import Pixels, Preprocessing
@@ -62,7 +62,17 @@ def training_transform(preprocessing: Preprocessing, augment: AugmentConfig) -> 
         mean=preprocessing.mean,
         std=preprocessing.std,
     )
+    for operation in (op for part in transform.transforms for op in getattr(part, "ops", ())):
+        if operation.aug_fn is auto_augment.posterize:
+            operation.aug_fn = posterize
     if resized:
         return lambda image: transform(preprocessing.coloured(image))
     shift = Shift(preprocessing, augment)
     return lambda image: transform(shift(image))
+
+
+def posterize(image: Image.Image, bits_to_keep: int, **options: Any) -> Image.Image:
+    """timm's, but black where RandAugment asks for no bits at all: older Pillows made it so, and newer ones refuse."""
+    if bits_to_keep < 1:
+        return Image.new(image.mode, image.size)
+    return auto_augment.posterize(image, bits_to_keep, **options)
