@@ -107,7 +107,7 @@ def test_a_run_learns_evaluates_and_predicts(tmp_path: Path, capsys) -> None:
     with Image.open(tmp_path / "seen" / "0.labels.png") as labels:
         assert labels.size == (40, 30)
         assert labels.getextrema()[1] <= 2
-    assert main([*command[:2], str(tmp_path / "0.jpg"), *command[2:]]) == 2
+    assert main([*command[:3], str(tmp_path / "0.jpg"), *command[3:]]) == 2
     assert "two images have the same name" in capsys.readouterr().err
 
 
