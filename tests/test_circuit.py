@@ -19,9 +19,9 @@ from polynext.circuit.lowering import lower
 from polynext.circuit.maps import Collect, Convolution, Dense, Gather, LinearMap, Scale, chain
 from polynext.circuit.rewrites import (
     factor_sums,
-    fold_linear_maps,
     inverse,
     keep,
+    merge_linear_maps,
     normalise,
     rebase,
     split,
@@ -115,13 +115,13 @@ def test_the_image_itself_can_be_an_operand() -> None:
 IMAGES = np.random.default_rng(0).normal(size=(5, 1, 4, 4))
 REWRITES = {
     "factored": factor_sums,
-    "folded": lambda c: fold_linear_maps(factor_sums(c)),
-    "unbuilt": lambda c: unbuild_sums(fold_linear_maps(c)),
-    "kept": lambda c: unbuild_sums(keep(f := fold_linear_maps(c), shared(f, Sum))),
-    "rebased": lambda c: unbuild_sums(rebase(f := fold_linear_maps(c), shared(f, Linear)[-1])),
-    "split": lambda c: split(unbuild_sums(fold_linear_maps(c)), 16),
-    "split unevenly": lambda c: split(unbuild_sums(fold_linear_maps(c)), 48),
-    "normalised": lambda c: normalise(unbuild_sums(fold_linear_maps(c)), IMAGES, 3.0),
+    "merged": lambda c: merge_linear_maps(factor_sums(c)),
+    "unbuilt": lambda c: unbuild_sums(merge_linear_maps(c)),
+    "kept": lambda c: unbuild_sums(keep(f := merge_linear_maps(c), shared(f, Sum))),
+    "rebased": lambda c: unbuild_sums(rebase(f := merge_linear_maps(c), shared(f, Linear)[-1])),
+    "split": lambda c: split(unbuild_sums(merge_linear_maps(c)), 16),
+    "split unevenly": lambda c: split(unbuild_sums(merge_linear_maps(c)), 48),
+    "normalised": lambda c: normalise(unbuild_sums(merge_linear_maps(c)), IMAGES, 3.0),
     "written out": lambda c: written_out(unbuild_sums(c)),
 }
 
@@ -145,23 +145,23 @@ def test_a_rewrite_keeps_the_function(name: str) -> None:
 
 def test_rewrites_save_levels() -> None:
     lowered = lower(small_network(stacks=2))
-    folded = fold_linear_maps(lowered)
-    unbuilt = unbuild_sums(folded)
-    levels = [lowered.levels(), folded.levels(), unbuilt.levels(), unbuilt.levels(shared_rescale=True)]
+    merged = merge_linear_maps(lowered)
+    unbuilt = unbuild_sums(merged)
+    levels = [lowered.levels(), merged.levels(), unbuilt.levels(), unbuilt.levels(shared_rescale=True)]
     assert levels == sorted(levels, reverse=True) and len(set(levels)) == 4
     # A level for each product with the linear map before it, and one for the classifier: the least there is.
     assert levels[-1] == unbuilt.multiplicative_depth() + 1 == 6
 
 
 def test_a_head_becomes_one_product() -> None:
-    circuit = unbuild_sums(fold_linear_maps(factor_sums(lower(small_network()))))
+    circuit = unbuild_sums(merge_linear_maps(factor_sums(lower(small_network()))))
     output = circuit.output
     assert isinstance(output, Linear) and isinstance(output.source, Product)
 
 
 def test_normalised_values_are_near_the_target() -> None:
     images = np.random.default_rng(0).normal(size=(20, 1, 4, 4))
-    circuit = normalise(unbuild_sums(fold_linear_maps(lower(small_network(stacks=2)))), images, 8.0)
+    circuit = normalise(unbuild_sums(merge_linear_maps(lower(small_network(stacks=2)))), images, 8.0)
     values = circuit.values(images)
     operands = [s for node in circuit.order if isinstance(node, Product) for s in node.sources]
     largest = [np.abs(values[o]).max() for o in operands]

@@ -525,7 +525,7 @@ def test_fewer_keys_take_more_rotations(plan: Plan) -> None:
 
 
 def test_attention_runs_in_the_clear_engine() -> None:
-    from polynext.circuit.rewrites import fold_linear_maps, split, unbuild_sums, written_out
+    from polynext.circuit.rewrites import merge_linear_maps, split, unbuild_sums, written_out
     from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 
     stages = (
@@ -535,7 +535,7 @@ def test_attention_runs_in_the_clear_engine() -> None:
     config = PolyNeXtConfig(stages=stages, scale_logits=(1.0, 0.5), stem_kernel=3, stem_stride=1)
     model = PolyNeXt(config, in_chans=1, num_classes=3, img_size=4, blocks=FullyPolynomialBlocks())
     settled(model, torch.randn(64, 1, 4, 4))
-    circuit = written_out(split(unbuild_sums(fold_linear_maps(lower(model))), 2**14))
+    circuit = written_out(split(unbuild_sums(merge_linear_maps(lower(model))), 2**14))
     program = build_program(circuit, 2**14, images=1)
     choose_rotations(program, most_keys=60)
     images = np.random.default_rng(0).normal(size=(1, 1, 4, 4))

@@ -3,7 +3,7 @@
 Encryption charges for depth. These bring a network's circuit into the form that costs least:
 
     factor_sums          x + x y becomes x (1 + y): one value less to carry along
-    fold_linear_maps     neighbouring linear maps become one
+    merge_linear_maps    neighbouring linear maps become one
     keep / rebase        which values are computed for their own sake, and in which basis
     unbuild_sums         every other sum dissolves: A (x + s W m) becomes A x + (s A W) m, all in one level
     split                values that are too long for a ciphertext become several
@@ -105,7 +105,7 @@ def factor_sums(circuit: Circuit) -> Circuit:
     return rebuild(circuit, rule)
 
 
-def fold_linear_maps(circuit: Circuit) -> Circuit:
+def merge_linear_maps(circuit: Circuit) -> Circuit:
     """Composes every linear map with the one it follows, unless others use that one too. Norm affines, scales,
     moves and pooling disappear into the convolutions beside them; nothing is computed twice for it."""
     users = circuit.users()

@@ -7,7 +7,7 @@ import tyro
 
 from polynext.circuit.graph import Circuit
 from polynext.circuit.lowering import lower
-from polynext.circuit.rewrites import factor_sums, fold_linear_maps, unbuild_sums
+from polynext.circuit.rewrites import factor_sums, merge_linear_maps, unbuild_sums
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
 from polynext.models import create_model, list_models
@@ -27,12 +27,12 @@ def main(model: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", json
         raise PolyNeXtError(f"{model!r} is no fully polynomial model: choose one that `polynext models '*_bn'` lists.")
     lowered = lower(create_model(model).eval())
     factored = factor_sums(lowered)
-    folded = fold_linear_maps(factored)
-    unbuilt = unbuild_sums(folded)
+    merged = merge_linear_maps(factored)
+    unbuilt = unbuild_sums(merged)
     stages = [
         ("as lowered", lowered, False),
         ("x + x y as x (1 + y)", factored, False),
-        ("neighbouring linear maps folded", folded, False),
+        ("neighbouring linear maps merged", merged, False),
         ("residual stream unbuilt", unbuilt, False),
         ("a product and the next map share a rescale", unbuilt, True),
     ]

@@ -15,7 +15,7 @@ class EncodedForm:
 
     diagonals: dict[int, list[tuple[int, int, Plaintext]]]
     bias: Plaintext | None
-    folds: tuple[int, ...]
+    summed_bits: tuple[int, ...]
 
 
 def value_scales(program: Program, engine: Engine) -> dict[int, float]:
@@ -57,7 +57,7 @@ def encode_form(form: Form, step: Step, scales: dict[int, float], engine: Engine
         smallest = np.full(parameters.slots, 1 / scale)
         by_giant[0] = [(source, 0, engine.encode(smallest, step.level, scale))]
     bias = None if form.bias is None else engine.encode(form.bias, step.level + 1, parameters.scale)
-    return EncodedForm(by_giant, bias, form.folds)
+    return EncodedForm(by_giant, bias, form.summed_bits)
 
 
 def execute(program: Program, encoded: list[list[EncodedForm]], engine: Engine, image: Ciphertext) -> Ciphertext:
@@ -106,6 +106,6 @@ def evaluate_form(form: EncodedForm, step: Step, held: dict[int, dict[int, Ciphe
     for source, baby, plain in form.diagonals.get(0, ()):
         total = engine.accumulate(total, held[source][baby], plain)
     total = engine.rescale(total, engine.parameters.scale)
-    for fold in form.folds:
-        total = engine.add(total, engine.rotate(total, fold))
+    for bit in form.summed_bits:
+        total = engine.add(total, engine.rotate(total, bit))
     return total if form.bias is None else engine.add_plain(total, form.bias)

@@ -163,7 +163,7 @@ class Form:
 
     terms: dict[int, Diagonals]
     bias: Array | None
-    folds: tuple[int, ...]
+    summed_bits: tuple[int, ...]
     repeats: bool
 
 
@@ -178,10 +178,10 @@ def form_of(
     matrices: dict[int, sp.csr_array], bias: Array | None, layouts: dict[int, Layout], target: Target, images: int
 ) -> Form:
     """The diagonals of maps from several sources into one target, of the first so many images."""
-    folded = 0
+    summed = 0
     for source in matrices:
-        folded |= (layouts[source].used | layouts[source].group_bits) & ~target.used
-    repeated = target.slots - 1 & ~target.used & ~folded
+        summed |= (layouts[source].used | layouts[source].group_bits) & ~target.used
+    repeated = target.slots - 1 & ~target.used & ~summed
     found = {k: diagonals_of(m, layouts[k], target, repeated, images) for k, m in matrices.items()}
     terms = {k: d for k, d in found.items() if len(d.offsets)}
     if not terms:  # all weights are zero, but a form has to be made of something
@@ -192,7 +192,7 @@ def form_of(
         packed = np.zeros(target.slots)
         everywhere = subsets(target.slots - 1 & ~target.used)
         packed[target.codes[..., None] + everywhere] = bias[None, :, None]
-    return Form(terms, packed, tuple(bits(folded)), not 0 < folded & -folded < target.period)
+    return Form(terms, packed, tuple(bits(summed)), not 0 < summed & -summed < target.period)
 
 
 def diagonals_of(matrix: sp.csr_array, source: Layout, target: Target, repeated: int, images: int) -> Diagonals:

@@ -11,8 +11,8 @@ from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum, o
 from polynext.circuit.maps import Array
 from polynext.circuit.rewrites import (
     factor_sums,
-    fold_linear_maps,
     keep,
+    merge_linear_maps,
     normalise,
     rebase,
     split,
@@ -119,12 +119,12 @@ def make_plan(
     the room for the result is chosen. `images` is how many go into one ciphertext.
     """
     limits = limits or Limits()
-    folded = fold_linear_maps(factor_sums(circuit))
+    merged = merge_linear_maps(factor_sums(circuit))
     reasons = []
     for ring_degree in limits.ring_degrees:
         search = Search(ring_degree, examples, images, limits, costs(ring_degree))
         try:
-            return search.best(folded)
+            return search.best(merged)
         except DoesNotFitError as error:
             reasons.append(f"at ring degree {ring_degree} {error}")
     raise DoesNotFitError(
@@ -143,27 +143,27 @@ class Search:
     limits: Limits
     costs: Costs
 
-    def best(self, folded: Circuit) -> Plan:
+    def best(self, merged: Circuit) -> Plan:
         """Greedy: keeps one more value as long as that saves time, then spreads one more."""
-        first = self.attempt(folded)
+        first = self.attempt(merged)
         best = first if isinstance(first, Plan) else None
         improved = True
         while improved:
             improved = False
-            for candidate in materialisations(folded):
+            for candidate in materialisations(merged):
                 plan = self.attempt(candidate)
                 if isinstance(plan, Plan) and (best is None or plan.bill.seconds < best.bill.seconds):
                     best, chosen, improved = plan, candidate, True
             if improved:
-                folded = chosen
+                merged = chosen
         if best is None:
             assert isinstance(first, DoesNotFitError)
             raise first
         return self.spread(best)
 
-    def attempt(self, folded: Circuit) -> "Plan | DoesNotFitError":
+    def attempt(self, merged: Circuit) -> "Plan | DoesNotFitError":
         try:
-            unbuilt = unbuild_sums(folded)
+            unbuilt = unbuild_sums(merged)
             self.check_depth(unbuilt)
             longest = self.ring_degree // 2 // self.images
             final = written_out(normalise(written_out(split(unbuilt, longest)), self.examples, OPERAND_SIZE))
@@ -214,22 +214,22 @@ class Search:
         return self.plan(best.circuit, best.packing, draft=False)
 
 
-def materialisations(folded: Circuit) -> Iterator[Circuit]:
+def materialisations(merged: Circuit) -> Iterator[Circuit]:
     """The circuit with one more value kept: one that several products need, or that can stand for a sum below it."""
-    users = folded.users()
-    served: dict[Node, set[Node]] = {folded.output: {folded.output}}  # the products that take a value, through maps
-    for node in reversed(folded.order):
+    users = merged.users()
+    served: dict[Node, set[Node]] = {merged.output: {merged.output}}  # the products that take a value, through maps
+    for node in reversed(merged.order):
         for user in users[node]:
             served.setdefault(node, set()).update({user} if isinstance(user, Product) else served[user])
-    for node in folded.order:
+    for node in merged.order:
         if node.kept or isinstance(node, Input | Product) or len(users[node]) < 2:
             continue
         on_a_sum = isinstance(node, Linear) and isinstance(node.source, Sum) and not node.source.kept
-        rebased = rebase(folded, node) if isinstance(node, Linear) and on_a_sum else None
+        rebased = rebase(merged, node) if isinstance(node, Linear) and on_a_sum else None
         if rebased is not None:
             yield rebased
         elif len(served[node]) > 1:
-            yield keep(folded, [node])
+            yield keep(merged, [node])
 
 
 def choose_parameters(program: Program, ring_degree: int, largest_result: float) -> Parameters:

@@ -154,7 +154,9 @@ class Builder:
                 forms, pair = operand_forms(wanted, layouts, layout, self.draft)
                 usable = node is self.circuit.output or all(form.repeats for form in forms)
                 if usable and all(same_slots(layouts[k], layout) for k in ready):
-                    cost = sum(len(d.offsets) + 2 * len(form.folds) for form in forms for d in form.terms.values())
+                    cost = sum(
+                        len(d.offsets) + 2 * len(form.summed_bits) for form in forms for d in form.terms.values()
+                    )
                     found.append((cost, layout, forms, pair))
             if found:
                 return min(found, key=lambda choice: choice[0])[1:]

@@ -16,13 +16,13 @@ Tasks = list[tuple[int, int, set[int], set[int], int]]  # (step, source, baby st
 def choose_rotations(program: Program, most_keys: int) -> None:
     """Sets the program's rotation keys and the baby steps of each of its steps.
 
-    Keys that nothing else can replace come first (giant steps, folds, pairs); then, one at a time, the key that saves
+    Keys that nothing else can replace come first (giant steps, sums, pairs); then, one at a time, the key that saves
     most rotations, as long as there is one and there is room.
     """
     slots = program.slots
     needed: set[int] = set()
     for step in program.steps:
-        needed |= {fold for form in step.forms for fold in form.folds}
+        needed |= {bit for form in step.forms for bit in form.summed_bits}
         needed |= {step.pair} if step.pair else set()
         for form in step.forms:
             needed |= {key for key, n in step.stride.rotations(giant_steps(form, step.stride)).items() if n}
