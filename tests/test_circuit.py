@@ -72,7 +72,7 @@ def test_every_fully_polynomial_model_becomes_a_circuit(name: str) -> None:
     same(lower(model), model, images[:1])
 
 
-def test_what_is_no_polynomial_is_named() -> None:
+def test_what_is_not_a_polynomial_is_named() -> None:
     with pytest.raises(NotPolynomialError, match="layer_norm"):
         lower(polynext.create_model("cpolynext_nano").eval())
 
@@ -233,4 +233,4 @@ def test_the_command_shows_what_rewriting_saves(capsys: pytest.CaptureFixture[st
     assert "degree 32 and multiplicative depth 5" in shown
     assert shown.strip().splitlines()[-1].split()[-1] == "6"
     assert main(["circuit", "cpolynext_nano"]) == 2
-    assert "no fully polynomial model" in capsys.readouterr().err
+    assert "is not a fully polynomial model" in capsys.readouterr().err

@@ -2,3 +2,26 @@
 
 `lowering.py` makes a circuit of a torch model and `degree.py` tells its degree; everything else needs numpy alone.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from polynext.circuit.graph import Circuit
+
+if TYPE_CHECKING:
+    from polynext.circuit.degree import NotPolynomialError, is_polynomial, polynomial_degree
+    from polynext.circuit.lowering import lower
+
+__all__ = ["Circuit", "NotPolynomialError", "is_polynomial", "lower", "polynomial_degree"]
+
+
+# An encrypted server uses circuits and has no torch: what needs it is imported at its first use.
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'polynext.circuit' has no attribute {name!r}")
+    module = "lowering" if name == "lower" else "degree"
+    return getattr(importlib.import_module(f"polynext.circuit.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

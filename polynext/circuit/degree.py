@@ -46,8 +46,8 @@ def polynomial_degree(model: nn.Module, example: Tensor | None = None) -> int:
     """The degree of the model, as it is (train or eval mode), as a polynomial of its input.
 
     An upper bound reached for all but special weights. Raises NotPolynomialError, naming the operation and where in
-    the model it is, if the model is no polynomial. `example` is an input to trace with, by default one image of the
-    size that a timm model's `pretrained_cfg` or `img_size` gives.
+    the model it is, if the model is not a polynomial. `example` is an input to trace with, by default one image of
+    the size that a timm model's `pretrained_cfg` or `img_size` gives.
     """
     if example is None:
         example = example_image(model)
@@ -127,7 +127,7 @@ def node_degree(node: Node, degrees: dict[Node, int]) -> int:
     if operation is aten._native_batch_norm_legit_no_training:
         return d[0]
     raise NotPolynomialError(
-        f"{operation.__name__} is no polynomial operation, and the model applies it to its input's values "
+        f"{operation.__name__} is not a polynomial operation, and the model applies it to its input's values "
         f"{place(node)}: put the model in eval mode and take a fully polynomial (_bn) variant."
     )
 

@@ -40,7 +40,7 @@ Value = Any  # a circuit node, a constant tensor, a number, or a list of these
 def lower(model: nn.Module, example: Tensor | None = None) -> Circuit:
     """The model in eval mode as a circuit, in double precision.
 
-    Raises NotPolynomialError, naming the operation, if the model is no polynomial. `example` is one image to trace
+    Raises NotPolynomialError, naming the operation, if the model is not a polynomial. `example` is one image to trace
     with (1, C, H, W); by default of the size the model is built for.
     """
     double = copy.deepcopy(model).double().eval().requires_grad_(False)

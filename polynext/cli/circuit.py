@@ -24,7 +24,9 @@ def main(model: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", json
         json: print JSON for programs.
     """
     if model not in list_models(fully_polynomial=True):
-        raise PolyNeXtError(f"{model!r} is no fully polynomial model: choose one that `polynext models '*_bn'` lists.")
+        raise PolyNeXtError(
+            f"{model!r} is not a fully polynomial model: choose one that `polynext models '*_bn'` lists."
+        )
     lowered = lower(create_model(model).eval())
     factored = factor_sums(lowered)
     merged = merge_linear_maps(factored)
