@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from polynext.cli.table import table
-from polynext.encrypted.client import EVALUATION, Client
-from polynext.encrypted.offer import Offer
-from polynext.encrypted.planner import MEBIBYTE, make_plan
-from polynext.encrypted.server import Server, save_server
+from polynext.encrypted import Client, Offer, Server, make_plan, save_server
+from polynext.encrypted.client import EVALUATION
+from polynext.encrypted.planner import MEBIBYTE
 from polynext.memory import peak_memory
 
 # The server's process reads this file too, and its memory is measured: torch is imported where it is needed.
@@ -67,13 +66,12 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
-    from polynext.circuit.lowering import lower
+    from polynext.circuit import lower
     from polynext.data import DataConfig, load_examples
-    from polynext.data.transforms import evaluation_transform
 
     data = DataConfig()
-    digits, transform = load_examples(data, "train"), evaluation_transform(data)
-    images = torch.stack([transform(digits.image(i)) for i in range(256)])
+    digits = load_examples(data, "train")
+    images = torch.stack([torch.from_numpy(data.preprocessing(digits.image(i))) for i in range(256)])
     rows = []
     for stacks, packed in ((1, 1), (1, 8), (2, 1), (2, 8)):
         model = network(stacks, images)
@@ -83,7 +81,7 @@ def main() -> None:
         bill, parameters = plan.bill, plan.parameters
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            offer = Offer.of(plan, data.mean, data.std, tuple(digits.classes))
+            offer = Offer.of(plan, data.preprocessing, tuple(digits.classes))
             save_server(plan, offer, folder / "server")
             client = Client.keygen(offer, folder / "client")
             requests = [folder / "one.enc", folder / "two.enc"]

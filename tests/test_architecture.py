@@ -81,8 +81,14 @@ def python(code: str) -> str:
 
 
 def test_a_server_needs_no_torch() -> None:
-    loads = "import sys, polynext.encrypted.server, polynext.encrypted.client, polynext.cli.encrypted"
-    assert python(f"{loads}; print([name for name in ('torch', 'timm') if name in sys.modules])") == "[]"
+    loads = "import sys, polynext.circuit, polynext.encrypted, polynext.cli.encrypted"
+    heavy = ("torch", "timm", "tenseal")
+    assert python(f"{loads}; print([name for name in {heavy} if name in sys.modules])") == "[]"
+
+
+def test_an_encryption_library_is_imported_by_its_backend_alone() -> None:
+    files = [file for file in ROOT.rglob("*.py") if any(name.split(".")[0] == "tenseal" for name in imports(file))]
+    assert files == [ROOT / "encrypted" / "backends" / "seal.py"]
 
 
 @pytest.mark.parametrize("order", ["polynext, timm", "timm, polynext"])

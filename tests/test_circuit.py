@@ -1,6 +1,5 @@
 """Circuits: the same function as the model, before and after every rewrite."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 import polynext
 from polynext.circuit.degree import NotPolynomialError, polynomial_degree
-from polynext.circuit.files import load_circuit, save_circuit
 from polynext.circuit.graph import Circuit, Input, Linear, Product, Sum
 from polynext.circuit.lowering import lower
 from polynext.circuit.maps import Collect, Convolution, Dense, Gather, LinearMap, Scale, chain
@@ -166,13 +164,6 @@ def test_normalised_values_are_near_the_target() -> None:
     operands = [s for node in circuit.order if isinstance(node, Product) for s in node.sources]
     largest = [np.abs(values[o]).max() for o in operands]
     assert min(largest) >= 8 / 2**0.51 and max(largest) <= 8 * 2**0.51
-
-
-def test_circuits_survive_files(tmp_path: Path) -> None:
-    model = small_network()
-    circuit = written_out(unbuild_sums(lower(model)))
-    save_circuit(circuit, tmp_path / "circuit.npz")
-    same(load_circuit(tmp_path / "circuit.npz"), model, torch.randn(2, 1, 4, 4))
 
 
 @st.composite

@@ -6,6 +6,10 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from polynext.extras import require
+
+require("encrypted", "scipy")
+
 from polynext.circuit.graph import Circuit
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import tyro
 
 from polynext.cli.commands import Command, Commands
 from polynext.cli.table import table
+from polynext.encrypted.backends import get_backend
 from polynext.encrypted.offer import Offer
 from polynext.encrypted.planner import MEBIBYTE, Limits, Plan, mebibytes
 from polynext.errors import PolyNeXtError, require_at_least
@@ -240,12 +241,12 @@ def print_bill(made: Plan) -> None:
 
 def bill_rows(made: Plan) -> list[tuple[str, str]]:
     bill, parameters = made.bill, made.parameters
-    images = made.packing.images
+    images, backend = made.images, get_backend(made.backend)
     return [
         ("images in a ciphertext", str(images)),
         ("ring degree", f"2^{parameters.ring_degree.bit_length() - 1}"),
         ("modulus", f"{parameters.modulus_bits} bits in {len(parameters.prime_bits)} primes"),
-        ("security", "128 bits"),
+        ("security", f"{backend.security.bits} bits" if backend.encrypts else "none: nothing is encrypted"),
         ("levels", str(bill.levels)),
         ("rotations", str(bill.rotations)),
         ("plaintext products", str(bill.plaintext_products)),

@@ -6,7 +6,6 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from matplotlib.figure import Figure
 
 from polynext.cli.encrypted import print_bill
 from polynext.cli.table import table
+from polynext.encrypted.backends.protocol import Savable
 from polynext.encrypted.client import EVALUATION, Client
 from polynext.encrypted.planner import Plan, mebibytes
 from polynext.encrypted.prepare import offer_for
@@ -57,7 +57,7 @@ def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
     `out` has the folders that `make_folders` made.
     """
     print_bill(made)
-    packed = made.packing.images
+    packed = made.images
     offer = offer_for(made, trained)
     save_server(made, offer, out / "server")
     client = Client.keygen(offer, out / "client")
@@ -83,7 +83,7 @@ def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
         f"The server took {mebibytes(memory)} of memory, predicted {mebibytes(made.bill.peak_bytes)}."
     )
     (ciphertext,) = client.encrypt(prepared[:1])
-    draw(outcomes[0], ciphertext_picture(ciphertext.body), trained.class_names, out / "demo.png")
+    draw(outcomes[0], ciphertext_picture(ciphertext), trained.class_names, out / "demo.png")
     print(f"{out / 'demo.png'} shows the first one.")
 
 
@@ -104,11 +104,11 @@ def print_outcomes(outcomes: list[Outcome], classes: list[str]) -> None:
     print(table(header, rows, left=()))
 
 
-def ciphertext_picture(body: Any) -> np.ndarray:
+def ciphertext_picture(ciphertext: Savable) -> np.ndarray:
     """Some of a ciphertext's numbers, as it would look to whoever intercepts it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "ciphertext"
-        body.save(str(file))
+        ciphertext.save(str(file))
         data = np.frombuffer(file.read_bytes(), dtype=np.uint8)
     words = data[: len(data) // 8 * 8].reshape(-1, 8)
     # The high bytes of a word are zero, because primes are shorter than 64 bits.

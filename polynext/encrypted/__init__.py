@@ -1,6 +1,30 @@
 """A fully polynomial network on encrypted images.
 
-A circuit (`polynext.circuit`) becomes a `Plan`: packing, CKKS parameters and the bill. The server keeps the plan's
-circuit, publishes its `Offer`, and answers; the client makes keys for the offer, encrypts and decrypts. Start with
-`planner.py`; `program.py` and `execution.py` are the computation itself.
+A circuit (`polynext.circuit`) becomes a `Plan`: a program, CKKS parameters and the bill. The server keeps the program,
+publishes its `Offer`, and answers; the client makes keys for the offer, encrypts and decrypts. Start with
+`planner.py`; `program.py` and `execution.py` are the computation itself, `backends/` the libraries that encrypt.
 """
+
+from polynext.extras import require
+
+require("encrypted", "scipy")
+
+from polynext.encrypted.backends import get_backend
+from polynext.encrypted.client import Client
+from polynext.encrypted.offer import Offer
+from polynext.encrypted.planner import Limits, Plan, make_plan
+from polynext.encrypted.prepare import plan_run, prepare
+from polynext.encrypted.server import Server, save_server
+
+__all__ = [
+    "Client",
+    "Limits",
+    "Offer",
+    "Plan",
+    "Server",
+    "get_backend",
+    "make_plan",
+    "plan_run",
+    "prepare",
+    "save_server",
+]

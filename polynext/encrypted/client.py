@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from polynext.circuit.maps import Array
-from polynext.encrypted.ckks import Ring, SealCiphertext, SecretKeys
-from polynext.encrypted.files import check_fits, numbered, read_header, unpacked, write_parts
+from polynext.encrypted.backends import get_backend
+from polynext.encrypted.backends.protocol import Ciphertext, SecretKey
+from polynext.encrypted.files import check_fits, header_for, key_names, numbered, read_header, unpacked, write_parts
 from polynext.encrypted.offer import Offer
 from polynext.errors import PolyNeXtError
 
@@ -18,50 +19,62 @@ SECRET, OFFER, EVALUATION = "secret.key", "offer.json", "evaluation.keys"
 
 @dataclass(eq=False)
 class Client:
-    """A secret key and what it was made for. `key` names the key; it says nothing about it."""
+    """A secret key and what it was made for. `key` names the key; it says nothing about it.
+
+    An offer of a backend that does not encrypt is refused, unless the images need no protection.
+    """
 
     offer: Offer
-    keys: SecretKeys
+    secret: SecretKey
     key: str
+    allow_unencrypted: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.allow_unencrypted or get_backend(self.offer.backend).encrypts):
+            raise PolyNeXtError(
+                f"this offer is of the {self.offer.backend} backend, which encrypts nothing, so that everybody could "
+                "read the images: send none, and ask the server for an offer of a backend that encrypts."
+            )
 
     @classmethod
-    def keygen(cls, offer: Offer, folder: Path) -> "Client":
+    def keygen(cls, offer: Offer, folder: Path, allow_unencrypted: bool = False) -> "Client":
         """New keys. The folder gets the secret key, which stays there, and the evaluation keys, for the server."""
         if (folder / SECRET).exists():
             raise PolyNeXtError(f"{folder} holds a secret key already: choose another folder, or remove it yourself.")
-        client = cls(offer, SecretKeys.generate(Ring(offer.parameters)), secrets.token_hex(8))
-        header = {"offer": offer.fingerprint, "key": client.key}
+        ring = get_backend(offer.backend).ring(offer.parameters)
+        client = cls(offer, ring.generate_key(), secrets.token_hex(8), allow_unencrypted)
+        header = header_for(offer, client.key)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_parts(folder / SECRET, "secret", header, {"secret": client.keys.secret}, mode=0o600)
+        write_parts(folder / SECRET, "secret", header, {"secret": client.secret}, mode=0o600)
         offer.save(folder / OFFER)
-        evaluation = client.keys.evaluation_keys(offer.rotations)
-        rotations = {f"rotation-{step}": keys for step, keys in evaluation.rotations.items()}
-        parts = {"relinearisation": evaluation.relinearisation, **rotations}
+        keys = client.secret.evaluation_keys(offer.rotations)
+        rotations = {name: keys.rotations[step] for step, name in key_names(offer.rotations).items()}
+        parts = {"relinearisation": keys.relinearisation, **rotations}
         write_parts(folder / EVALUATION, "evaluation", header, parts)
         return client
 
     @classmethod
-    def load(cls, folder: Path) -> "Client":
+    def load(cls, folder: Path, allow_unencrypted: bool = False) -> "Client":
         offer = Offer.load(folder / OFFER)
         header = read_header(folder / SECRET, "secret")
-        check_fits(folder / SECRET, header, offer.fingerprint)
-        ring = Ring(offer.parameters)
+        check_fits(folder / SECRET, header, offer)
+        ring = get_backend(offer.backend).ring(offer.parameters)
         with unpacked(folder / SECRET, ["secret"]) as parts:
-            return cls(offer, SecretKeys(ring, ring.load("SecretKey", parts["secret"])), header["key"])
+            return cls(offer, ring.load_key(parts["secret"]), header["key"], allow_unencrypted)
 
-    def encrypt(self, images: Array) -> list[SealCiphertext]:
+    def encrypt(self, images: Array) -> list[Ciphertext]:
         """Normalised images (n, *image shape), as many to a ciphertext as it holds."""
         images = np.asarray(images, dtype=np.float64)
         if images.shape[1:] != self.offer.image_shape:
             given, wanted = ("x".join(map(str, s)) for s in (images.shape[1:], self.offer.image_shape))
             raise PolyNeXtError(f"the images are {given}, and the network takes {wanted}: resize or convert them.")
         size = self.offer.images
-        return [self.keys.encrypt(self.offer.pack(images[i : i + size])) for i in range(0, len(images), size)]
+        return [self.secret.encrypt(self.offer.pack(images[i : i + size])) for i in range(0, len(images), size)]
 
-    def decrypt(self, ciphertexts: Sequence[SealCiphertext], count: int) -> Array:
+    def decrypt(self, ciphertexts: Sequence[Ciphertext], count: int) -> Array:
         """The logits (count, classes)."""
-        found = [self.offer.result_layout.unpack(self.keys.decrypt(c)) for c in ciphertexts]
-        logits = np.concatenate(found)[:count]
+        unpack = self.offer.result_layout.unpack
+        logits = np.concatenate([unpack(self.secret.decrypt(c)) for c in ciphertexts])[:count]
         largest, reliable = np.abs(logits).max(axis=1), self.offer.parameters.largest_result
         if largest.max() > reliable:
             raise PolyNeXtError(
@@ -72,16 +85,16 @@ class Client:
 
     def write_request(self, images: Array, path: Path) -> None:
         ciphertexts = self.encrypt(images)
-        header = {"offer": self.offer.fingerprint, "key": self.key, "images": len(images)}
+        header = header_for(self.offer, self.key, images=len(images))
         names = numbered("image", len(ciphertexts))
-        write_parts(path, "request", header, dict(zip(names, (c.body for c in ciphertexts), strict=True)))
+        write_parts(path, "request", header, dict(zip(names, ciphertexts, strict=True)))
 
     def read_answer(self, path: Path) -> Array:
         """The logits in a server's answer."""
         header = read_header(path, "answer")
-        check_fits(path, header, self.offer.fingerprint, self.key)
+        check_fits(path, header, self.offer, self.key)
         parameters, images = self.offer.parameters, header["images"]
         with unpacked(path, numbered("result", self.offer.ciphertexts(images))) as parts:
-            ring = self.keys.ring
-            results = [ring.load_ciphertext(p, parameters.depth, parameters.scale) for p in parts.values()]
+            load = self.secret.ring.load_ciphertext
+            results = [load(p, parameters.depth, parameters.scale) for p in parts.values()]
         return self.decrypt(results, images)

@@ -13,10 +13,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from polynext.encrypted.backends import get_backend
+from polynext.encrypted.backends.protocol import Savable
+from polynext.encrypted.offer import Offer
 from polynext.errors import PolyNeXtError
 
 FORMAT = "polynext-encrypted"
-VERSION = 1
+VERSION = 2
 HEADER = "header.json"
 LONGEST_HEADER = 4096  # bytes, many times what one takes
 
@@ -44,17 +47,20 @@ def folder_beside(path: Path) -> "tempfile.TemporaryDirectory[str]":
         ) from error
 
 
-def write_parts(path: Path, kind: str, header: Mapping[str, Any], parts: Mapping[str, Any], mode: int = 0o666) -> None:
-    """Writes SEAL objects, which know how to save themselves to files only, under a header. The file is there when it
-    is whole, and never with more access than `mode`."""
+def write_parts(
+    path: Path, kind: str, header: Mapping[str, Any], parts: Mapping[str, Savable | Path], mode: int = 0o666
+) -> None:
+    """Writes keys or ciphertexts, or the files they are in, under a header. The file is there when it is whole, and
+    never with more access than `mode`."""
     with folder_beside(path) as folder:
         whole, part_file = Path(folder) / "whole", Path(folder) / "part"
         whole.touch(mode)
         with zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr(HEADER, json.dumps({**header, "format": FORMAT, "version": VERSION, "kind": kind}))
             for name, part in parts.items():
-                part.save(str(part_file))
-                archive.write(part_file, name)
+                if not isinstance(part, Path):
+                    part.save(str(part_file))
+                archive.write(part if isinstance(part, Path) else part_file, name)
         whole.replace(path)
 
 
@@ -63,7 +69,7 @@ def read_header(path: Path, kind: str) -> dict[str, Any]:
     if not path.is_file():
         raise PolyNeXtError(f"there is no file {path}: expected {KINDS[kind]}.")
     unreadable = PolyNeXtError(
-        f"{path} is no file of encrypted inference, or it was cut short: make or send {KINDS[kind]} again."
+        f"{path} is not a file of encrypted inference, or it was cut short: make or send {KINDS[kind]} again."
     )
     try:
         with opened(path) as archive:
@@ -82,7 +88,8 @@ def read_header(path: Path, kind: str) -> dict[str, Any]:
             "use the same version of polynext on both sides."
         )
     images = header.get("images") if kind in ("request", "answer") else 1
-    if type(images) is not int or images < 1 or not all(isinstance(header.get(k), str) for k in ("offer", "key")):
+    names = ("offer", "backend", "library", "key")
+    if type(images) is not int or images < 1 or not all(isinstance(header.get(name), str) for name in names):
         raise unreadable
     return header
 
@@ -101,8 +108,8 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def unpacked(path: Path, names: Iterable[str]) -> Iterator[dict[str, Path]]:
-    """The SEAL objects in a file by name, each in a file for as long as this is open. The file must hold these and
-    nothing else."""
+    """The keys or ciphertexts in a file by name, each in a file for as long as this is open. The file must hold these
+    and nothing else."""
     with folder_beside(path) as folder:
         try:
             with opened(path) as archive:
@@ -121,11 +128,27 @@ def numbered(name: str, count: int) -> Iterator[str]:
     return (f"{name}-{i:06}" for i in range(count))
 
 
-def check_fits(path: Path, header: Mapping[str, Any], offer: str, key: str | None = None) -> None:
+def key_names(rotations: Iterable[int]) -> dict[int, str]:
+    """The names of rotation keys."""
+    return {step: f"rotation-{step}" for step in rotations}
+
+
+def header_for(offer: Offer, key: str, **more: int) -> dict[str, Any]:
+    """What a file says of itself. `key` names the keys it goes with."""
+    library = get_backend(offer.backend).library
+    return {"offer": offer.fingerprint, "backend": offer.backend, "library": library, "key": key, **more}
+
+
+def check_fits(path: Path, header: Mapping[str, Any], offer: Offer, key: str | None = None) -> None:
     """That a file was made for this network's parameters, and with these keys."""
-    if header["offer"] != offer:
+    if header["backend"] != offer.backend:
         raise PolyNeXtError(
-            f"{path} was made for parameters {header['offer']}, and these are {offer}: "
+            f"{path} was made by the {header['backend']} backend, and this offer is of the {offer.backend} backend: "
+            "make it again with the offer of the server that is to answer."
+        )
+    if header["offer"] != offer.fingerprint:
+        raise PolyNeXtError(
+            f"{path} was made for parameters {header['offer']}, and these are {offer.fingerprint}: "
             "make it again with the offer of the server that is to answer."
         )
     if key is not None and header["key"] != key:

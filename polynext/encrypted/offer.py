@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,24 @@ from typing import Any
 import numpy as np
 
 from polynext.circuit.maps import Array
+from polynext.encrypted.backends import get_backend
 from polynext.encrypted.packing import Layout
 from polynext.encrypted.parameters import Parameters
 from polynext.encrypted.planner import Bill, Plan
+from polynext.encrypted.program import Program, same_slots
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
 
-VERSION = 2
+FORMAT, VERSION = "polynext-encrypted-offer", 2
 
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """Parameters, rotation steps, where pixels and classes sit in the slots, how pictures are prepared, the bill."""
+    """The backend and its parameters, rotation steps, where pixels and classes sit in the slots, how pictures are
+    prepared, the bill. `library` is the server's, with its version."""
 
+    backend: str
+    library: str
     parameters: Parameters
     rotations: tuple[int, ...]
     image_shape: tuple[int, ...]
@@ -36,14 +41,25 @@ class Offer:
     def of(cls, plan: Plan, preprocessing: Preprocessing, classes: tuple[str, ...]) -> "Offer":
         program = plan.program
         return cls(
+            plan.backend,
+            get_backend(plan.backend).library,
             plan.parameters,
             program.rotations,
             plan.circuit.input.shape,
             program.layouts[0],
-            program.layouts[program.output],
+            program.layouts[-1],
             preprocessing,
             tuple(classes),
             plan.bill,
+        )
+
+    def describes(self, program: Program) -> bool:
+        """Whether clients of this offer and a server with this program mean the same."""
+        promised = (self.parameters.slots, self.parameters.depth, self.rotations)
+        return (
+            promised == (program.slots, program.depth, program.rotations)
+            and same_slots(self.image_layout, program.layouts[0])
+            and same_slots(self.result_layout, program.layouts[-1])
         )
 
     @property
@@ -64,23 +80,12 @@ class Offer:
     @cached_property
     def fingerprint(self) -> str:
         """Of everything that keys and ciphertexts depend on."""
-        fields = self.to_json()
-        del fields["bill"], fields["classes"]
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+        table = self.to_json()
+        del table["library"], table["bill"], table["classes"]
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "format": "polynext-encrypted-offer",
-            "version": VERSION,
-            "parameters": self.parameters.to_json(),
-            "rotations": list(self.rotations),
-            "image_shape": list(self.image_shape),
-            "image_layout": layout_to_json(self.image_layout),
-            "result_layout": layout_to_json(self.result_layout),
-            "preprocessing": self.preprocessing.to_json(),
-            "classes": list(self.classes),
-            "bill": self.bill.to_json(),
-        }
+        return {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(self, default=as_json))}
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,27 +96,25 @@ class Offer:
         if not path.is_file():
             raise PolyNeXtError(f"there is no offer {path}: a server's `polynext encrypted prepare` writes one.")
         try:
-            fields = json.loads(path.read_text())
-            if (fields["format"], fields["version"]) != ("polynext-encrypted-offer", VERSION):
-                raise ValueError(f"version {fields['version']}")
-            slots = fields["parameters"]["ring_degree"] // 2
-            return cls(
-                Parameters.from_json(fields["parameters"]),
-                tuple(fields["rotations"]),
-                tuple(fields["image_shape"]),
-                layout_from_json(fields["image_layout"], slots),
-                layout_from_json(fields["result_layout"], slots),
-                Preprocessing.from_json(fields["preprocessing"]),
-                tuple(fields["classes"]),
-                Bill(**fields["bill"]),
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise PolyNeXtError(f"{path} is no offer that this version reads ({error}): get it again.") from error
+            table = json.loads(path.read_text())
+            if (table["format"], table["version"]) != (FORMAT, VERSION):
+                raise ValueError(f"version {table['version']}")
+            del table["format"], table["version"]
+            made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+            made["parameters"] = Parameters.from_json(table["parameters"])
+            made["preprocessing"] = Preprocessing.from_json(table["preprocessing"])
+            made["bill"] = Bill(**table["bill"])
+            for name in ("image_layout", "result_layout"):
+                made[name] = Layout.from_json(table[name])
+                if made[name].slots != made["parameters"].slots:
+                    raise ValueError("its layouts are for another ring degree")
+            return cls(**made)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise PolyNeXtError(f"{path} is not an offer that this version reads ({error}): get it again.") from error
 
 
-def layout_to_json(layout: Layout) -> dict[str, Any]:
-    return {"codes": layout.codes.tolist(), "groups": layout.groups, "block": layout.block}
-
-
-def layout_from_json(fields: dict[str, Any], slots: int) -> Layout:
-    return Layout(np.array(fields["codes"], dtype=np.int64), slots, (), fields["groups"], fields["block"])
+def as_json(value: Any) -> Any:
+    """What JSON has no word for: a type of ours as a table of its fields, an array as a list."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return {field.name: getattr(value, field.name) for field in fields(value)}

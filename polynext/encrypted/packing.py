@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -54,6 +55,13 @@ class Layout(Target):
     groups: int = 1
     block: int = 0
 
+    @classmethod
+    def from_json(cls, table: dict[str, Any]) -> "Layout":
+        layout = cls(**{**table, "codes": np.asarray(table["codes"]), "strides": tuple(table["strides"])})
+        if layout.codes.ndim != 2 or not within(layout.codes, layout.slots):
+            raise ValueError("a layout reaches beyond the slots")
+        return layout
+
     @property
     def turn(self) -> int:
         """After how many slots a rotation is back where it was."""
@@ -86,6 +94,11 @@ class Layout(Target):
     def unpack(self, vector: Array) -> Array:
         """Slots to (images, entries)."""
         return np.asarray(vector)[self.codes]
+
+
+def within(numbers: Indices, end: int) -> bool:
+    """Whether these are indices from 0 to below `end`."""
+    return numbers.dtype == np.int64 and bool(((numbers >= 0) & (numbers < end)).all())
 
 
 def subsets(mask: int) -> Indices:
@@ -175,7 +188,7 @@ def target_of(layout: Layout, operands: int) -> tuple[Target, int]:
 
 
 def form_of(
-    matrices: dict[int, sp.csr_array], bias: Array | None, layouts: dict[int, Layout], target: Target, images: int
+    matrices: dict[int, sp.csr_array], bias: Array | None, layouts: Sequence[Layout], target: Target, images: int
 ) -> Form:
     """The diagonals of maps from several sources into one target, of the first so many images."""
     summed = 0

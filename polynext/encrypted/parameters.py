@@ -4,13 +4,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-# The longest modulus in bits for which a ring degree gives 128 bits of security with a ternary secret, by the
-# HomomorphicEncryption.org standard's table that SEAL enforces.
-LONGEST_MODULUS = {2**12: 109, 2**13: 218, 2**14: 438, 2**15: 881}
-
-LONGEST_PRIME = 60
-SHORTEST_PRIME = 24
-
 
 @dataclass(frozen=True)
 class Parameters:

@@ -1,13 +1,13 @@
 """Decides how a circuit is to be run encrypted, and tells the bill before any key is made."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum, only_linear_users
+from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
 from polynext.circuit.maps import Array
 from polynext.circuit.rewrites import (
     factor_sums,
@@ -19,12 +19,14 @@ from polynext.circuit.rewrites import (
     unbuild_sums,
     written_out,
 )
-from polynext.encrypted.costs import Costs, machine_costs
-from polynext.encrypted.engine import Slots, TallyEngine
+from polynext.encrypted.backends import get_backend
+from polynext.encrypted.backends.protocol import Backend, Costs, Security
 from polynext.encrypted.execution import encode_program, execute
-from polynext.encrypted.parameters import LONGEST_MODULUS, LONGEST_PRIME, SHORTEST_PRIME, Parameters
+from polynext.encrypted.levels import Stage, needed_prime_bits, stages_of
+from polynext.encrypted.parameters import Parameters
 from polynext.encrypted.program import Program, build_program
 from polynext.encrypted.rotations import choose_rotations
+from polynext.encrypted.tally import Tally
 from polynext.errors import PolyNeXtError
 
 MEBIBYTE = 2**20
@@ -50,11 +52,11 @@ class DoesNotFitError(PolyNeXtError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What an encrypted run may take. Bytes."""
+    """What an encrypted run may take: bytes, and the ring degrees to try, by default all that the backend has."""
 
     memory: int = 2048 * MEBIBYTE
     keys: int = 300 * MEBIBYTE
-    ring_degrees: tuple[int, ...] = (2**13, 2**14, 2**15)
+    ring_degrees: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,27 +85,18 @@ class Bill:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How to run a circuit: the circuit in its final form, packing, parameters and the bill."""
+    """How to run a circuit: the circuit in its final form, the program, the backend with its parameters, the bill."""
 
     circuit: Circuit
     program: Program
+    backend: str
     parameters: Parameters
     bill: Bill
-    packing: "Packing"
 
-
-@dataclass(frozen=True)
-class Packing:
-    """The choices that make a circuit into a program."""
-
-    images: int
-    spread: tuple[int, ...]
-    most_keys: int
-
-    def program(self, circuit: Circuit, slots: int) -> Program:
-        program = build_program(circuit, slots, self.images, self.spread)
-        choose_rotations(program, self.most_keys)
-        return program
+    @property
+    def images(self) -> int:
+        """How many go into one ciphertext."""
+        return self.program.layouts[0].images
 
 
 def make_plan(
@@ -111,18 +104,28 @@ def make_plan(
     examples: Array,
     images: int = 1,
     limits: Limits | None = None,
-    costs: Callable[[int], Costs] = machine_costs,
+    backend: str = "seal",
+    costs: Callable[[int], Costs] | None = None,
 ) -> Plan:
     """The fastest way found to run a circuit encrypted with 128-bit security, at the smallest ring degree that does.
 
     `circuit` is as lowered. `examples` (B, *image shape) are images like those to come: by them values are scaled and
-    the room for the result is chosen. `images` is how many go into one ciphertext.
+    the room for the result is chosen. `images` is how many go into one ciphertext. `costs` are those of operations at a
+    ring degree, by default the backend's on this machine.
     """
     limits = limits or Limits()
+    chosen = get_backend(backend)
+    possible = tuple(chosen.security.longest_modulus)
     merged = merge_linear_maps(factor_sums(circuit))
+    largest_result = float(np.abs(circuit(examples)).max())
     reasons = []
-    for ring_degree in limits.ring_degrees:
-        search = Search(ring_degree, examples, images, limits, costs(ring_degree))
+    for ring_degree in limits.ring_degrees or possible:
+        if ring_degree not in possible:
+            raise PolyNeXtError(
+                f"the {backend} backend has no ring degree {ring_degree}: choose among {', '.join(map(str, possible))}."
+            )
+        cost = (costs or chosen.costs)(ring_degree)
+        search = Search(ring_degree, examples, largest_result, images, limits, chosen, cost)
         try:
             return search.best(merged)
         except DoesNotFitError as error:
@@ -139,8 +142,10 @@ class Search:
 
     ring_degree: int
     examples: Array
+    largest_result: float
     images: int
     limits: Limits
+    backend: Backend
     costs: Costs
 
     def best(self, merged: Circuit) -> Plan:
@@ -164,30 +169,20 @@ class Search:
     def attempt(self, merged: Circuit) -> "Plan | DoesNotFitError":
         try:
             unbuilt = unbuild_sums(merged)
-            self.check_depth(unbuilt)
-            longest = self.ring_degree // 2 // self.images
+            # Levels do not depend on what comes after, and what is too deep needs no packing.
+            stages, security = stages_of(unbuilt), self.backend.security
+            parameters = choose_parameters(stages, self.ring_degree, self.largest_result, security)
+            longest = parameters.slots // self.images
             final = written_out(normalise(written_out(split(unbuilt, longest)), self.examples, OPERAND_SIZE))
-            return self.plan(final, Packing(self.images, (), 0))
+            return self.plan(final, parameters)
         except DoesNotFitError as error:
             return error
 
-    def check_depth(self, unbuilt: Circuit) -> None:
-        """Says early, before anything is packed, what `choose_parameters` would say later."""
-        fewest, limit = fewest_bits(unbuilt), LONGEST_MODULUS[self.ring_degree]
-        if fewest > limit:
-            raise DoesNotFitError(
-                f"its {unbuilt.multiplicative_depth()} products in a row need a modulus of at least {fewest} bits "
-                f"where 128-bit security allows {limit}"
-            )
-
-    def plan(self, final: Circuit, packing: Packing, draft: bool = True) -> Plan:
-        slots = self.ring_degree // 2
+    def plan(self, final: Circuit, parameters: Parameters, spread: tuple[int, ...] = (), draft: bool = True) -> Plan:
         try:
-            program = build_program(final, slots, packing.images, packing.spread, draft)
+            program = build_program(final, parameters.slots, self.images, spread, draft)
         except PolyNeXtError as error:
             raise DoesNotFitError(str(error).rstrip(".")) from error
-        largest = float(np.abs(final(self.examples)).max())
-        parameters = choose_parameters(program, self.ring_degree, largest)
         most_keys = int(self.limits.keys // parameters.key_bytes)
         choose_rotations(program, most_keys)
         bill = make_bill(program, parameters, self.costs)
@@ -200,18 +195,18 @@ class Search:
             raise DoesNotFitError(
                 f"it takes {mebibytes(bill.peak_bytes)} of memory where {mebibytes(self.limits.memory)} are allowed"
             )
-        return Plan(final, program, parameters, bill, replace(packing, most_keys=most_keys))
+        return Plan(final, program, self.backend.name, parameters, bill)
 
     def spread(self, best: Plan) -> Plan:
+        chosen: tuple[int, ...] = ()
         for number in range(len(best.program.steps)):
-            packing = best.packing
             try:
-                plan = self.plan(best.circuit, replace(packing, spread=(*packing.spread, number)))
+                plan = self.plan(best.circuit, best.parameters, (*chosen, number))
             except DoesNotFitError:
                 continue
             if plan.bill.seconds < best.bill.seconds:
-                best = plan
-        return self.plan(best.circuit, best.packing, draft=False)
+                best, chosen = plan, (*chosen, number)
+        return self.plan(best.circuit, best.parameters, chosen, draft=False)
 
 
 def materialisations(merged: Circuit) -> Iterator[Circuit]:
@@ -232,79 +227,51 @@ def materialisations(merged: Circuit) -> Iterator[Circuit]:
             yield keep(merged, [node])
 
 
-def choose_parameters(program: Program, ring_degree: int, largest_result: float) -> Parameters:
-    """The most precise primes that 128-bit security allows for a program at this ring degree."""
-    limit = LONGEST_MODULUS[ring_degree]
+def choose_parameters(
+    stages: Sequence[Stage], ring_degree: int, largest_result: float, security: Security
+) -> Parameters:
+    """The most precise primes that security allows for these stages at a ring degree."""
+    limit = security.longest_modulus[ring_degree]
+    depth = stages[-1].result_level
     headroom = max(math.ceil(math.log2(2 * largest_result)) + 2, 4)
 
     def parameters(scale_bits: int, plain_bits: int) -> Parameters:
-        input_bits = scale_bits + INPUT_BITS_MORE
-        dropped = prime_bits(program, scale_bits, plain_bits, input_bits)
-        bits = (*dropped, scale_bits + headroom, max(*dropped, scale_bits + headroom))
-        return Parameters(ring_degree, bits, scale_bits, plain_bits, input_bits)
+        last, shortest = scale_bits + headroom, security.shortest_prime
+        dropped: tuple[int, ...] = ()
+        needed = (shortest,) * depth
+        while needed != dropped:  # at most once for each level, because its prime depends on earlier ones only
+            dropped = needed
+            bits = (*dropped, last, max((*dropped, last)))
+            made = Parameters(ring_degree, bits, scale_bits, plain_bits, scale_bits + INPUT_BITS_MORE)
+            needed = needed_prime_bits(stages, made, shortest)
+        return made
 
     scales = range(LEAST_SCALE_BITS, MOST_SCALE_BITS + 1)
     tried = [parameters(s, p) for s in scales for p in range(LEAST_PLAIN_BITS, s + 1)]
-    fitting = [p for p in tried if p.modulus_bits <= limit and max(p.prime_bits) <= LONGEST_PRIME]
+    fitting = [p for p in tried if p.modulus_bits <= limit and max(p.prime_bits) <= security.longest_prime]
     if not fitting:
         raise DoesNotFitError(
-            f"its {program.depth} levels need a modulus of {tried[0].modulus_bits} bits where 128-bit security allows "
-            f"{limit}"
+            f"its {depth} levels need a modulus of at least {tried[0].modulus_bits} bits where {security.bits}-bit "
+            f"security allows {limit}"
         )
     return min(fitting, key=lambda p: WEIGHTS_TO_VALUES * 2.0**-p.scale_bits + 2.0**-p.plain_bits)
 
 
-def fewest_bits(unbuilt: Circuit) -> int:
-    """The shortest modulus that a circuit could do with: its longest path, and the last and the special prime."""
-    users = unbuilt.users()
-    product = LEAST_SCALE_BITS + LEAST_PLAIN_BITS
-    bits: dict[Node, int] = {}
-    for node in unbuilt.order:
-        bits[node] = max((bits[source] for source in node.sources), default=0)
-        if isinstance(node, Linear):
-            shared = isinstance(node.source, Product) and only_linear_users(node.source, users)
-            bits[node] += product if shared else SHORTEST_PRIME
-        elif isinstance(node, Product) and not only_linear_users(node, users):
-            bits[node] += LEAST_SCALE_BITS
-    return bits[unbuilt.output] + LEAST_SCALE_BITS + product
-
-
-def prime_bits(program: Program, scale_bits: int, plain_bits: int, input_bits: int) -> list[int]:
-    """For each level the prime that takes its linear forms, and its products without any, back to the scale."""
-    bits = [SHORTEST_PRIME] * program.depth
-    scales = {0: input_bits}
-    for step in program.steps:
-        for form in step.forms:
-            widest = max(scales[source] for source in form.terms)
-            bits[step.level] = max(bits[step.level], widest - scale_bits + plain_bits)
-        scale = scale_bits
-        if step.multiplies:
-            sides = [scales[o] if isinstance(o, int) else scale_bits for o in step.operands]
-            scale = sides[0] + sides[-1]
-            if step.target in program.rescaled:
-                level = program.levels[step.target] - 1
-                bits[level] = max(bits[level], scale - scale_bits)
-                scale = scale - bits[level]
-        scales[step.target] = scale
-    return bits
-
-
 def make_bill(program: Program, parameters: Parameters, costs: Costs) -> Bill:
     """Runs the program without computing anything, and counts."""
-    engine = TallyEngine(parameters, program.rotations)
-    encoded = encode_program(program, engine)
-    execute(program, encoded, engine, Slots(0, parameters.input_scale, None, engine))
+    tally = Tally(parameters, program.rotations)
+    execute(program, encode_program(program, tally), tally, tally.image())
     return Bill(
         levels=program.depth,
-        ciphertext_products=engine.total("multiply"),
-        plaintext_products=engine.total("multiply_plain"),
-        rotations=engine.total("rotate"),
+        ciphertext_products=tally.total("multiply"),
+        plaintext_products=tally.total("multiply_plain"),
+        rotations=tally.total("rotate"),
         rotation_keys=len(program.rotations),
         key_bytes=parameters.key_bytes * (len(program.rotations) + 1),
         program_bytes=sum(d.nbytes for step in program.steps for form in step.forms for d in form.terms.values()),
-        plaintext_bytes=engine.plaintext_bytes,
-        ciphertext_bytes=engine.ciphertext_bytes,
-        seconds=round(costs(engine.operations), 3),
+        plaintext_bytes=tally.plaintext_bytes,
+        ciphertext_bytes=tally.ciphertext_bytes,
+        seconds=round(costs(tally.operations), 3),
     )
 
 

@@ -1,13 +1,12 @@
 """A circuit as a program for ciphertexts: which linear forms to compute, at which level, by which rotations.
 
-Each product, each kept value and the output is a step. A step computes its operands, linear forms of earlier values,
+Each product, each kept value and the output takes a step, which computes its operands, linear forms of earlier values,
 and multiplies them:
 
     operand = rescale(sum over giant steps g of rotate(sum over baby steps b of diagonal * rotate(x, b), g)) + bias
 
 Both operands of a product go into alternate blocks of one ciphertext when that has room, and the product is then
-`ct * rotate(ct, block)`. Products are not rescaled: the plaintexts of the next linear form are encoded at a smaller
-scale and one prime is dropped for both.
+`ct * rotate(ct, block)`. `levels.py` says at which level and scale each value is.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -16,21 +15,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import scipy.sparse as sp
 
-from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
+from polynext.circuit.graph import Circuit, Input, Node
 from polynext.circuit.maps import Array, Indices
+from polynext.encrypted.levels import Stage, computed, operands_of, stages_of, terms_of
 from polynext.encrypted.packing import Form, Layout, form_of, layout_of, next_power_of_two, target_of
 from polynext.errors import PolyNeXtError
 
 
 @dataclass(eq=False)
 class Step:
-    """Computes value `target`. Operands are forms, or earlier values as they are."""
+    """A stage with its values in slots. Operands are forms, or the numbers of earlier values taken as they are."""
 
-    target: int
+    stage: Stage
     operands: list[Form | int]
-    multiplies: bool
     pair: int = 0  # how far apart the two operands lie in one ciphertext; 0 if they are not together
-    level: int = 0  # how many primes are gone before its linear forms
     stride: "Stride" = field(default_factory=lambda: Stride(1))  # of the giant steps
     babies: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)  # source: (new, from, rotation)
 
@@ -38,30 +36,28 @@ class Step:
     def forms(self) -> list[Form]:
         return [operand for operand in self.operands if isinstance(operand, Form)]
 
+    @property
+    def level(self) -> int:
+        return self.stage.level
+
 
 @dataclass(eq=False)
 class Program:
-    """Steps over numbered values; value 0 is the image and the last one the result.
-
-    `rescaled` are the products that are multiplied again without a linear form between.
-    """
+    """What a server runs. `layouts` has a place for each value: the image, then what each step makes."""
 
     slots: int
-    images: int
-    layouts: dict[int, Layout]
-    steps: list[Step]
-    rescaled: set[int]
-    levels: dict[int, int]  # of each value
+    layouts: list[Layout] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     rotations: tuple[int, ...] = ()
+
+    @property
+    def stages(self) -> list[Stage]:
+        return [step.stage for step in self.steps]
 
     @property
     def depth(self) -> int:
         """How many primes the whole program drops."""
-        return self.levels[self.output]
-
-    @property
-    def output(self) -> int:
-        return self.steps[-1].target
+        return self.steps[-1].stage.result_level
 
     def last_uses(self) -> dict[int, int]:
         """After which step a value is not needed any more."""
@@ -82,11 +78,8 @@ def build_program(
     of the first image only: its operations are the whole program's.
     """
     builder = Builder(circuit, slots, images, spread, draft)
-    for node in circuit.order:
-        if isinstance(node, Input):
-            builder.add_image(node)
-        elif isinstance(node, Product) or node.kept or node is circuit.output:
-            builder.add_step(node)
+    for node, stage in zip(computed(circuit), stages_of(circuit), strict=True):
+        builder.add_step(node, stage)
     choose_giant_steps(builder.program)
     return builder.program
 
@@ -98,44 +91,33 @@ class Builder:
     """A program in the making."""
 
     def __init__(self, circuit: Circuit, slots: int, images: int, spread: Collection[int], draft: bool):
-        self.circuit, self.spread, self.draft = circuit, spread, draft
+        self.circuit, self.images, self.spread, self.draft = circuit, images, spread, draft
         self.block = block_size(circuit, images, spread)
         self.groups = max(slots // 2 // self.block, 1) if self.block else 1
-        self.numbers: dict[Node, int] = {}
-        self.program = Program(slots, images, {}, [], set(), {0: 0})
-        products = [node for node in circuit.order if isinstance(node, Product)]
-        self.rescaled = {source for node in products for source in node.sources if isinstance(source, Product)}
-
-    def add_image(self, node: Node) -> None:
-        fitting = self.candidates(node)
+        self.program = Program(slots)
+        fitting = self.candidates(circuit.input)
         if not fitting:
-            raise self.too_long(node)
-        self.numbers[node] = 0
-        self.program.layouts[0] = self.in_groups(fitting[0], 0)
+            raise self.too_long(circuit.input)
+        self.numbers: dict[Node, int] = {circuit.input: 0}
+        self.program.layouts.append(self.in_groups(fitting[0], 0))
 
-    def add_step(self, node: Node) -> None:
-        program, number = self.program, len(self.numbers)
-        operands = list(dict.fromkeys(node.sources)) if isinstance(node, Product) else [node]
-        ready = {o: self.numbers[o] for o in operands if o in self.numbers}
-        wanted = [self.maps_of(o) for o in operands if o not in ready]
-        layout, forms, pair = self.best_layout(node, number, wanted, list(ready.values()))
+    def add_step(self, node: Node, stage: Stage) -> None:
+        number = len(self.numbers)
+        sides = list(zip(operands_of(node), stage.operands, strict=True))
+        wanted = [self.maps_of(operand) for operand, how in sides if isinstance(how, tuple)]
+        ready = [how for _, how in sides if isinstance(how, int)]
+        layout, forms, pair = self.best_layout(node, number, wanted, ready)
         made = iter(forms)
-        inputs = [ready[o] if o in ready else next(made) for o in operands[: len(ready) + len(forms)]]
-        sources = {k for maps, _ in wanted for k in maps} | set(ready.values())
-        level = max(program.levels[k] for k in sources)
-        program.steps.append(Step(number, inputs, isinstance(node, Product), pair, level))
-        program.layouts[number] = layout
-        program.levels[number] = level + bool(forms) + (node in self.rescaled)
-        if node in self.rescaled:
-            program.rescaled.add(number)
+        operands = [how if isinstance(how, int) else next(made) for _, how in sides[: len(ready) + len(forms)]]
+        self.program.steps.append(Step(stage, operands, pair))
+        self.program.layouts.append(layout)
         self.numbers[node] = number
 
     def maps_of(self, node: Node) -> Maps:
         """A sum of linear maps by the numbers of its sources."""
         maps: dict[int, sp.csr_array] = {}
         bias = None
-        for term in node.terms if isinstance(node, Sum) else (node,):
-            assert isinstance(term, Linear)
+        for term in terms_of(node):
             source = self.numbers[term.source]
             maps[source] = maps[source] + term.map.matrix() if source in maps else term.map.matrix()
             bias = term.bias if bias is None else bias if term.bias is None else bias + term.bias
@@ -168,7 +150,7 @@ class Builder:
 
     def candidates(self, node: Node, sources: Sequence[Layout] = ()) -> list[Layout]:
         """Orders of a value's axes; for a plain vector also one entry per channel of what it is made from."""
-        images, slots = self.program.images, self.program.slots
+        images, slots = self.images, self.program.slots
         shape = node.shape[1:] if len(node.shape) == 4 and node.shape[0] == 1 else node.shape  # as traced, one image
         if len(shape) == 1:
             strides = {1} | {source.strides[0] // images for source in sources if source.strides}
@@ -182,14 +164,12 @@ class Builder:
 
     def too_long(self, node: Node) -> PolyNeXtError:
         return PolyNeXtError(
-            f"a value of {node.size} entries for {self.program.images} images does not fit into {self.program.slots} "
+            f"a value of {node.size} entries for {self.images} images does not fit into {self.program.slots} "
             "slots: put fewer images into a ciphertext, or take a larger ring degree."
         )
 
 
-def operand_forms(
-    wanted: list[Maps], layouts: dict[int, Layout], layout: Layout, draft: bool
-) -> tuple[list[Form], int]:
+def operand_forms(wanted: list[Maps], layouts: Sequence[Layout], layout: Layout, draft: bool) -> tuple[list[Form], int]:
     """The forms of the operands of a step, two of them side by side in one if there is room."""
     images = 1 if draft else layout.images
     room = layout.groups * layout.block if layout.groups > 1 else layout.period
@@ -202,7 +182,7 @@ def operand_forms(
     return [form_of(*stacked(copies, layouts), layouts, target, images)], distance
 
 
-def stacked(wanted: list[Maps], layouts: dict[int, Layout]) -> Maps:
+def stacked(wanted: list[Maps], layouts: Sequence[Layout]) -> Maps:
     """Several linear forms of equal length below each other."""
     if len(wanted) == 1:
         return wanted[0]
@@ -222,7 +202,7 @@ def same_slots(left: Layout, right: Layout) -> bool:
 def block_size(circuit: Circuit, images: int, spread: Collection[int]) -> int:
     """The slots of one group: twice what the longest spread value needs, for the two operands of those made from it;
     0 if there is none."""
-    numbered = [n for n in circuit.order if isinstance(n, Product | Input) or n.kept]
+    numbered = [circuit.input, *computed(circuit)]
     return max((2 * next_power_of_two(numbered[k].size * images) for k in spread if k < len(numbered)), default=0)
 
 

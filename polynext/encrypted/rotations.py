@@ -16,18 +16,13 @@ Tasks = list[tuple[int, int, set[int], set[int], int]]  # (step, source, baby st
 def choose_rotations(program: Program, most_keys: int) -> None:
     """Sets the program's rotation keys and the baby steps of each of its steps.
 
-    Keys that nothing else can replace come first (giant steps, sums, pairs); then, one at a time, the key that saves
-    most rotations, as long as there is one and there is room.
+    Keys that nothing else can replace come first (giant steps, sums over bits, pairs); then, one at a time, the key
+    that saves most rotations, as long as there is one and there is room.
     """
     slots = program.slots
-    needed: set[int] = set()
-    for step in program.steps:
-        needed |= {bit for form in step.forms for bit in form.summed_bits}
-        needed |= {step.pair} if step.pair else set()
-        for form in step.forms:
-            needed |= {key for key, n in step.stride.rotations(giant_steps(form, step.stride)).items() if n}
+    needed = fixed_rotations(program)
     tasks = baby_tasks(program)
-    keys = {k % slots for k in needed} | powers_of_two(tasks)
+    keys = needed | powers_of_two(tasks)
     candidates = differences(tasks)
     now = cost(tasks, keys)
     fewest = sum(len(want - have) for _, _, have, want, _ in tasks)
@@ -37,7 +32,7 @@ def choose_rotations(program: Program, most_keys: int) -> None:
             break
         now, best = min(tried)
         keys.add(best)
-    for key in sorted(keys - {k % slots for k in needed}):  # one that became useless
+    for key in sorted(keys - needed):  # one that became useless
         if cost(tasks, keys - {key}) == now:
             keys.discard(key)
     program.rotations = tuple(sorted(keys))
@@ -45,6 +40,23 @@ def choose_rotations(program: Program, most_keys: int) -> None:
         tree = grow(have, want, keys, period)
         assert tree is not None, "powers of two reach everything"
         program.steps[number].babies[source] = tree
+
+
+def fixed_rotations(program: Program) -> set[int]:
+    """Those that only a key of their own can do."""
+    steps: set[int] = set()
+    for step in program.steps:
+        steps |= {step.pair} if step.pair else set()
+        for form in step.forms:
+            steps |= set(form.summed_bits)
+            steps |= {by for by, n in step.stride.rotations(giant_steps(form, step.stride)).items() if n}
+    return {by % program.slots for by in steps}
+
+
+def used_rotations(program: Program) -> set[int]:
+    """Every rotation that running the program takes a key for."""
+    trees = [tree for step in program.steps for tree in step.babies.values()]
+    return fixed_rotations(program) | {by for tree in trees for _, _, by in tree}
 
 
 def baby_tasks(program: Program) -> Tasks:

@@ -1,23 +1,44 @@
-"""CKKS by Microsoft SEAL, through the `tenseal` wheel's `sealapi`."""
+"""CKKS by Microsoft SEAL, through the `tenseal` wheel's `sealapi`. Nothing else imports it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tenseal.sealapi as seal
 
 from polynext.circuit.maps import Array
-from polynext.encrypted.engine import Engine
+from polynext.encrypted.backends.calibration import machine_costs
+from polynext.encrypted.backends.protocol import (
+    STANDARD_SECURITY,
+    Backend,
+    Costs,
+    EvaluationKeys,
+    Evaluator,
+    Ring,
+    SecretKey,
+    unexpected_ciphertext,
+    unusable,
+)
 from polynext.encrypted.parameters import Parameters
 from polynext.errors import PolyNeXtError
 
-try:
-    import tenseal.sealapi as seal
-except ImportError as error:
-    raise PolyNeXtError(
-        "encrypted inference needs Microsoft SEAL, which `tenseal` brings: pip install 'polynext[encrypted]'."
-    ) from error
+
+class SealBackend(Backend):
+    """128 bits of security, which SEAL enforces itself."""
+
+    name = "seal"
+    library = f"tenseal {version('tenseal')}"
+    encrypts = True
+    security = STANDARD_SECURITY
+
+    def ring(self, parameters: Parameters) -> "SealRing":
+        return SealRing(parameters)
+
+    def costs(self, ring_degree: int) -> Costs:
+        return machine_costs(self, ring_degree)
 
 
 @dataclass(eq=False)
@@ -26,8 +47,11 @@ class SealCiphertext:
     level: int
     scale: float
 
+    def save(self, path: str) -> None:
+        self.body.save(path)
 
-class Ring:
+
+class SealRing(Ring):
     """A SEAL context for some parameters, with 128-bit security enforced."""
 
     def __init__(self, parameters: Parameters):
@@ -57,42 +81,43 @@ class Ring:
         self.encoder.encode(values, self.levels[level], float(scale), plain)
         return plain
 
-    def load(self, kind: str, path: Path) -> Any:
+    def load(self, empty: Any, what: str, path: Path) -> Any:
         """A key or ciphertext from a file; SEAL checks it against the context, whatever its level."""
-        loaded = getattr(seal, kind)()
         try:
-            loaded.load(self.context, str(path))
+            empty.load(self.context, str(path))
         except (RuntimeError, ValueError) as error:
-            raise PolyNeXtError(
-                f"{path.name} is no {kind} for these parameters ({error}): make it again with the keys at hand."
-            ) from error
-        return loaded
+            raise unusable(path, what, error) from error
+        return empty
+
+    def generate_key(self) -> "SealKey":
+        return SealKey(self, seal.KeyGenerator(self.context).secret_key())
+
+    def load_key(self, path: Path) -> "SealKey":
+        return SealKey(self, self.load(seal.SecretKey(), "a secret key", path))
+
+    def load_evaluation_keys(self, relinearisation: Path, rotations: Mapping[int, Path]) -> EvaluationKeys:
+        loaded = {step: self.load(seal.GaloisKeys(), "a rotation key", path) for step, path in rotations.items()}
+        return EvaluationKeys(self.load(seal.RelinKeys(), "a relinearisation key", relinearisation), loaded)
 
     def load_ciphertext(self, path: Path, level: int, scale: float) -> SealCiphertext:
-        """A ciphertext from a file, as it must be at a level."""
-        body = self.load("Ciphertext", path)
-        found = (body.parms_id(), body.size(), body.scale)
-        if found != (self.levels[level], 2, scale) or body.is_transparent():
-            raise PolyNeXtError(
-                f"{path.name} is a ciphertext of another level, size or scale than this offer's, or not encrypted: "
-                "make it again with the same offer and version of polynext on both sides."
-            )
+        body = self.load(seal.Ciphertext(), "a ciphertext", path)
+        if (body.parms_id(), body.size(), body.scale) != (self.levels[level], 2, scale) or body.is_transparent():
+            raise unexpected_ciphertext(path)
         return SealCiphertext(body, level, scale)
+
+    def evaluator(self, keys: EvaluationKeys) -> "SealEvaluator":
+        return SealEvaluator(self, keys)
 
 
 @dataclass(eq=False)
-class SecretKeys:
-    """What stays with the client."""
-
-    ring: Ring
+class SealKey(SecretKey):
+    ring: SealRing
     secret: Any
 
-    @classmethod
-    def generate(cls, ring: Ring) -> "SecretKeys":
-        return cls(ring, seal.KeyGenerator(ring.context).secret_key())
+    def save(self, path: str) -> None:
+        self.secret.save(path)
 
-    def evaluation_keys(self, rotations: Iterable[int]) -> "EvaluationKeys":
-        """What the server needs to compute, and cannot decrypt with."""
+    def evaluation_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
         generator = seal.KeyGenerator(self.ring.context, self.secret)
         relinearisation = seal.RelinKeys()
         generator.create_relin_keys(relinearisation)
@@ -115,23 +140,13 @@ class SecretKeys:
         return np.array(self.ring.encoder.decode_double(plain))
 
 
-@dataclass(eq=False)
-class EvaluationKeys:
-    """A key for products, and one for each rotation: apart, because SEAL takes several times a file to load it."""
-
-    relinearisation: Any
-    rotations: dict[int, Any]
-
-
 def galois_element(steps: int, parameters: Parameters) -> int:
     """SEAL's name for a rotation."""
     return pow(3, steps % parameters.slots, 2 * parameters.ring_degree)
 
 
-class CkksEngine(Engine):
-    """Computes on ciphertexts with evaluation keys only."""
-
-    def __init__(self, ring: Ring, keys: EvaluationKeys):
+class SealEvaluator(Evaluator):
+    def __init__(self, ring: SealRing, keys: EvaluationKeys):
         self.ring, self.keys, self.parameters = ring, keys, ring.parameters
         self.evaluator = seal.Evaluator(ring.context)
         self.scratch = seal.Ciphertext(ring.context)
@@ -188,3 +203,6 @@ class CkksEngine(Engine):
         body = seal.Ciphertext(self.ring.context)
         self.evaluator.mod_switch_to(value.body, self.ring.levels[level], body)
         return SealCiphertext(body, level, value.scale)
+
+
+BACKEND = SealBackend()

@@ -1,82 +1,36 @@
-"""What a program needs of an encryption library, and the two engines that need none.
+"""Running a program without computing anything: what the bill is made of."""
 
-`Ciphertext` and `Plaintext` are whatever an engine makes them; each ciphertext knows its level (how many primes are
-gone) and its scale (what its numbers are multiples of).
-"""
-
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from polynext.circuit.maps import Array
+from polynext.encrypted.backends.protocol import Evaluator
 from polynext.encrypted.parameters import Parameters
-
-Ciphertext = Any
-Plaintext = Any
-
-
-class Engine(ABC):
-    """Arithmetic on ciphertexts. Nothing is changed in place, except by `accumulate`."""
-
-    parameters: Parameters
-    needs_values = True  # False for one that only counts
-
-    @abstractmethod
-    def encode(self, values: Array | None, level: int, scale: float) -> Plaintext | None:
-        """The values as a plaintext; None if they are so small that all of them round to zero at this scale."""
-
-    @abstractmethod
-    def add(self, left: Ciphertext, right: Ciphertext) -> Ciphertext: ...
-
-    @abstractmethod
-    def add_plain(self, left: Ciphertext, right: Plaintext) -> Ciphertext: ...
-
-    @abstractmethod
-    def multiply(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
-        """The product, relinearised and not rescaled."""
-
-    @abstractmethod
-    def accumulate(self, total: Ciphertext | None, factor: Ciphertext, plain: Plaintext) -> Ciphertext:
-        """`total + factor * plain`, where None is zero. `total` may be overwritten."""
-
-    @abstractmethod
-    def rotate(self, value: Ciphertext, steps: int) -> Ciphertext:
-        """Slot s of the result is slot s + steps of the value."""
-
-    @abstractmethod
-    def rescale(self, value: Ciphertext, scale: float) -> Ciphertext:
-        """Divides by the level's prime, which brings the scale to about `scale`, and drops it."""
-
-    @abstractmethod
-    def drop(self, value: Ciphertext, level: int) -> Ciphertext:
-        """The value with its primes dropped down to a level."""
 
 
 @dataclass(eq=False)
 class Slots:
-    """A ciphertext without encryption."""
+    """A ciphertext without encryption, and without values for one that only counts."""
 
     level: int
     scale: float
     values: Array | None = None
-    engine: "TallyEngine | None" = None
+    tally: "Tally | None" = None
 
     def __post_init__(self) -> None:
-        if self.engine:
-            self.engine.hold(self.level, 1)
+        if self.tally:
+            self.tally.hold(self.level, 1)
 
     def __del__(self) -> None:
-        if self.engine:
-            self.engine.hold(self.level, -1)
+        if self.tally:
+            self.tally.hold(self.level, -1)
 
 
 @dataclass(eq=False)
 class Constants:
-    """A plaintext without encryption."""
+    """A plaintext likewise."""
 
     level: int
     scale: float
@@ -84,10 +38,10 @@ class Constants:
 
 
 @dataclass(eq=False)
-class TallyEngine(Engine):
+class Tally(Evaluator):
     """Counts what a program does and what it holds, and computes nothing.
 
-    It is as strict as a real one: levels and scales must agree, and there must be a key for each rotation.
+    It is as strict as a library: levels and scales must agree, and there must be a key for each rotation.
     """
 
     parameters: Parameters
@@ -114,6 +68,10 @@ class TallyEngine(Engine):
     def total(self, operation: str) -> int:
         return sum(n for (name, _), n in self.operations.items() if name == operation)
 
+    def image(self, values: Array | None = None) -> Slots:
+        """What stands for a freshly encrypted image."""
+        return self.slots(0, self.parameters.input_scale, values)
+
     def slots(self, level: int, scale: float, values: Array | None) -> Slots:
         return Slots(level, scale, values, self)
 
@@ -121,15 +79,12 @@ class TallyEngine(Engine):
         self.plaintext_bytes += self.parameters.ciphertext_bytes(level) // 2
         return Constants(level, scale, values)
 
-    def add(self, left: Slots, right: Slots) -> Slots:
+    def add(self, left: Slots, right: Slots | Constants) -> Slots:
         agree(left, right)
         self.count("add", left.level)
         return self.slots(left.level, left.scale, self.sum(left.values, right.values))
 
-    def add_plain(self, left: Slots, right: Constants) -> Slots:
-        agree(left, right)
-        self.count("add", left.level)
-        return self.slots(left.level, left.scale, self.sum(left.values, right.values))
+    add_plain = add
 
     def multiply(self, left: Slots, right: Slots) -> Slots:
         assert left.level == right.level, "levels differ"
@@ -168,28 +123,6 @@ class TallyEngine(Engine):
 
     def rolled(self, values: Array | None, steps: int) -> Array | None:
         return None
-
-
-class ClearEngine(TallyEngine):
-    """Computes on slots exactly, without encryption: what the encrypted program should give."""
-
-    needs_values = True
-
-    def encrypt(self, values: Array) -> Slots:
-        return self.slots(0, self.parameters.input_scale, values)
-
-    def decrypt(self, value: Slots) -> Array:
-        assert value.values is not None
-        return value.values
-
-    def sum(self, left: Any, right: Any) -> Array:
-        return left + right
-
-    def product(self, left: Any, right: Any) -> Array:
-        return left * right
-
-    def rolled(self, values: Any, steps: int) -> Array:
-        return np.roll(values, -steps)
 
 
 def agree(left: Any, right: Any) -> None:

@@ -1,0 +1,113 @@
+"""A program in a file, just as it was planned: a server that planned again could come to another one.
+
+The file is an .npz: JSON with the whole program, in which {"array": n} stands for the array of that name beside it.
+"""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polynext.encrypted.files import UNREADABLE
+from polynext.encrypted.levels import Stage
+from polynext.encrypted.offer import as_json
+from polynext.encrypted.packing import Diagonals, Form, Layout, within
+from polynext.encrypted.program import Program, Step, Stride
+from polynext.encrypted.rotations import used_rotations
+from polynext.errors import PolyNeXtError
+
+FORMAT, VERSION = "polynext-encrypted-program", 1
+
+
+def save_program(program: Program, path: Path) -> None:
+    """Writes a whole program: steps, layouts, weights and rotations."""
+    arrays: dict[str, np.ndarray] = {}
+
+    def with_arrays_beside(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return as_json(value)
+        arrays[str(len(arrays))] = value
+        return {"array": str(len(arrays) - 1)}
+
+    text = json.dumps({"format": FORMAT, "version": VERSION, "program": program}, default=with_arrays_beside)
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, header=np.array(text), **arrays)
+
+
+def load_program(path: Path) -> Program:
+    """Reads what `save_program` wrote, and checks that nothing in it points anywhere else."""
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+
+            def array_or_table(table: dict[str, Any]) -> Any:
+                return file[table["array"]] if table.keys() == {"array"} else table
+
+            header = json.loads(str(file["header"]), object_hook=array_or_table)
+        if (header["format"], header["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"it is version {header['version']} of {header['format']}")
+        program = read_program(**header["program"])
+        check(program)
+    except (*UNREADABLE, IndexError, TypeError, zlib.error) as error:
+        raise PolyNeXtError(
+            f"{path} is not a program that this version of polynext reads ({error}): "
+            "run `polynext encrypted prepare` again."
+        ) from error
+    return program
+
+
+def read_program(slots: int, layouts: list[Any], steps: list[Any], rotations: list[int]) -> Program:
+    made = [read_step(**step) for step in steps]
+    return Program(slots, [Layout.from_json(layout) for layout in layouts], made, tuple(rotations))
+
+
+def read_step(stage: dict[str, Any], operands: list[Any], pair: int, stride: dict[str, Any], babies: Any) -> Step:
+    sources = tuple(tuple(o) if isinstance(o, list) else o for o in stage["operands"])
+    return Step(
+        Stage(**{**stage, "operands": sources}),
+        [o if isinstance(o, int) else read_form(**o) for o in operands],
+        pair,
+        Stride(**stride),
+        {int(source): [(new, start, by) for new, start, by in tree] for source, tree in babies.items()},
+    )
+
+
+def read_form(terms: dict[str, Any], bias: Any, summed_bits: list[int], repeats: bool) -> Form:
+    diagonals = {int(source): Diagonals(**fields) for source, fields in terms.items()}
+    return Form(diagonals, bias, tuple(summed_bits), repeats)
+
+
+def check(program: Program) -> None:
+    slots = program.slots
+    require(all(layout.slots == slots for layout in program.layouts), "its layouts have other slots")
+    require(len(program.layouts) == len(program.steps) + 1 > 1, "values and layouts are not as many")
+    for number, step in enumerate(program.steps):
+        for operand in step.operands:
+            sources = operand.terms if isinstance(operand, Form) else (operand,)
+            require(all(0 <= source <= number for source in sources), "a step takes what is not made yet")
+        for form in step.forms:
+            require(form.bias is None or form.bias.shape == (slots,), "a bias is not as long as the slots")
+            require(all(stays_within(d, slots) for d in form.terms.values()), "diagonals reach beyond the slots")
+    missing = used_rotations(program) - set(program.rotations)
+    require(not missing, f"there are no keys to rotate by {sorted(missing)}")
+
+
+def stays_within(diagonals: Diagonals, slots: int) -> bool:
+    where, starts = diagonals.where, diagonals.starts
+    return (
+        diagonals.slots == slots
+        and 0 < diagonals.period <= slots
+        and within(diagonals.offsets, diagonals.period)
+        and within(where, slots)
+        and within(diagonals.repeat, slots - int(where.max(initial=0)))
+        and where.shape == diagonals.values.shape
+        and starts.shape == (len(diagonals.offsets) + 1,)
+        and within(starts, len(where) + 1)
+        and bool((np.diff(starts) >= 0).all())
+    )
+
+
+def require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)

@@ -1,0 +1,86 @@
+"""A small network, its plans, and folders of both sides, for either backend."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from polynext.circuit import Circuit, lower
+from polynext.encrypted import Client, Offer, Plan, make_plan, save_server
+from polynext.encrypted.backends import get_backend
+from polynext.encrypted.backends.clear import ClearEvaluator
+from polynext.encrypted.backends.protocol import Evaluator, SecretKey
+from polynext.encrypted.execution import encode_program, execute
+from polynext.encrypted.parameters import Parameters
+from polynext.encrypted.program import Program
+from polynext.preprocessing import Preprocessing
+from tests.test_circuit import small_network
+
+SAME_EVERYWHERE = get_backend("clear").costs
+
+
+@pytest.fixture(scope="session")
+def trained() -> Any:
+    torch.manual_seed(1)
+    return small_network()
+
+
+@pytest.fixture(scope="session")
+def circuit(trained: Any) -> Circuit:
+    return lower(trained)
+
+
+@pytest.fixture(scope="session")
+def examples() -> np.ndarray:
+    return np.random.default_rng(3).normal(size=(32, 1, 4, 4))
+
+
+@pytest.fixture(scope="session", params=[1, 4], ids=lambda n: f"{n} images")
+def plan(request: pytest.FixtureRequest, circuit: Circuit, examples: np.ndarray) -> Plan:
+    return make_plan(circuit, examples, request.param, costs=SAME_EVERYWHERE)
+
+
+@pytest.fixture(scope="session", params=["clear", "seal"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def offer(plan: Plan, backend: str) -> Offer:
+    return Offer.of(replace(plan, backend=backend), Preprocessing(size=4, resize=4), ("a", "b", "c"))
+
+
+@pytest.fixture(scope="session")
+def folders(plan: Plan, offer: Offer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A server's and a client's folder."""
+    root = tmp_path_factory.mktemp("encrypted")
+    save_server(plan, offer, root / "server")
+    Client.keygen(Offer.load(root / "server" / "offer.json"), root / "client", allow_unencrypted=True)
+    return root
+
+
+def logits(model: Any, images: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model.double()(torch.from_numpy(images)).numpy()
+
+
+def run_clear(program: Program, parameters: Parameters, images: np.ndarray) -> tuple[np.ndarray, ClearEvaluator]:
+    """The program's result, and what it counted on the way."""
+    evaluator = ClearEvaluator(parameters, program.rotations)
+    packed = program.layouts[0].pack(images.reshape(len(images), -1))
+    result = execute(program, encode_program(program, evaluator), evaluator, evaluator.image(packed))
+    return program.layouts[-1].unpack(result.values), evaluator
+
+
+def evaluator_for(program: Program, key: SecretKey) -> Evaluator:
+    return key.ring.evaluator(key.evaluation_keys(program.rotations))
+
+
+def run_encrypted(program: Program, key: SecretKey, images: np.ndarray) -> np.ndarray:
+    evaluator = evaluator_for(program, key)
+    image = key.encrypt(program.layouts[0].pack(images.reshape(len(images), -1)))
+    answer = execute(program, encode_program(program, evaluator), evaluator, image)
+    return program.layouts[-1].unpack(key.decrypt(answer))

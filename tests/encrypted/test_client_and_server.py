@@ -1,0 +1,381 @@
+"""Client and server: the files between them, what they may hold, and what is refused."""
+
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polynext.circuit.graph import Linear
+from polynext.cli import main
+from polynext.encrypted import Client, Offer, Plan, Server, get_backend, save_server
+from polynext.encrypted.backends.protocol import EvaluationKeys, Savable
+from polynext.encrypted.client import EVALUATION, SECRET
+from polynext.encrypted.files import (
+    HEADER,
+    LONGEST_HEADER,
+    header_for,
+    key_names,
+    numbered,
+    read_header,
+    unpacked,
+    write_parts,
+)
+from polynext.encrypted.program_file import save_program
+from polynext.errors import PolyNeXtError
+from tests.encrypted.conftest import logits
+
+
+def load_client(folders: Path) -> Client:
+    return Client.load(folders / "client", allow_unencrypted=True)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_files_go_from_client_to_server_and_back(
+    folders: Path, trained: Any, examples: np.ndarray, tmp_path: Path, processes: int
+) -> None:
+    images = examples[:3]  # more than one ciphertext, or one that is not full
+    client = load_client(folders)
+    client.write_request(images, tmp_path / "request.enc")
+    server = Server.load(folders / "server", folders / "client" / EVALUATION)
+    server.answer_request(tmp_path / "request.enc", tmp_path / "answer.enc", processes)
+    result = client.read_answer(tmp_path / "answer.enc")
+    wanted = logits(trained, images)
+    assert np.abs(result - wanted).max() < 1e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("backend", ["seal"], indirect=True)
+def test_the_server_never_sees_the_secret_key(folders: Path) -> None:
+    assert {f.name for f in (folders / "server").iterdir()} == {"program.npz", "offer.json"}
+    with zipfile.ZipFile(folders / "client" / SECRET) as archive:
+        secret = archive.read("secret")
+    with zipfile.ZipFile(folders / "client" / EVALUATION) as archive:
+        assert all(n.startswith(("header.json", "relinearisation", "rotation-")) for n in archive.namelist())
+        sent = [archive.read(name) for name in archive.namelist()]
+    sent += [f.read_bytes() for f in (folders / "server").iterdir()]
+    assert not any(secret[64:128] in data for data in sent)
+    for private in (folders / "client", folders / "client" / SECRET):
+        assert private.stat().st_mode & 0o077 == 0
+
+
+def test_the_offer_holds_no_weights(plan: Plan, offer: Offer) -> None:
+    shown = json.dumps(offer.to_json())
+    weights = [v for node in plan.circuit.order if isinstance(node, Linear) for v in node.map.matrix().data[:50]]
+    assert not any(repr(float(w)) in shown for w in weights if w not in (0.0, 0.5, 1.0))
+
+
+@pytest.mark.parametrize("backend", ["seal"], indirect=True)
+def test_encrypted_twice_is_two_ciphertexts(folders: Path, examples: np.ndarray, tmp_path: Path) -> None:
+    client = load_client(folders)
+    for name in ("a", "b"):
+        client.write_request(examples[:1], tmp_path / name)
+    assert (tmp_path / "a").read_bytes() != (tmp_path / "b").read_bytes()
+
+
+def test_files_that_do_not_go_together_are_refused(
+    folders: Path, offer: Offer, examples: np.ndarray, tmp_path: Path
+) -> None:
+    client = load_client(folders)
+    request, answer, keys = tmp_path / "request.enc", tmp_path / "answer.enc", folders / "client" / EVALUATION
+    client.write_request(examples[:1], request)
+    server = Server.load(folders / "server", keys)
+
+    with pytest.raises(PolyNeXtError, match=r"is a request.*expected evaluation keys"):
+        Server.load(folders / "server", request)
+    with pytest.raises(PolyNeXtError, match=r"is a request.*expected an answer"):
+        client.read_answer(request)
+    with pytest.raises(PolyNeXtError, match="there is no file"):
+        server.answer_request(tmp_path / "missing", answer)
+    with pytest.raises(PolyNeXtError, match="holds a secret key already"):
+        Client.keygen(offer, folders / "client", allow_unencrypted=True)
+    with pytest.raises(PolyNeXtError, match="images are 1x8x8, and the network takes 1x4x4"):
+        client.write_request(np.zeros((1, 1, 8, 8)), request)
+
+    (tmp_path / "cut.enc").write_bytes(request.read_bytes()[:5000])
+    with pytest.raises(PolyNeXtError, match="cut short"):
+        server.answer_request(tmp_path / "cut.enc", answer)
+    (tmp_path / "foreign.enc").write_bytes(b"GIF89a" * 100)
+    with pytest.raises(PolyNeXtError, match="is not a file of encrypted inference"):
+        server.answer_request(tmp_path / "foreign.enc", answer)
+    damaged = bytearray(request.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "damaged.enc").write_bytes(damaged)
+    with pytest.raises(PolyNeXtError, match="is damaged"):
+        server.answer_request(tmp_path / "damaged.enc", answer)
+
+    (tmp_path / "other").mkdir(mode=0o755)
+    other = Client.keygen(offer, tmp_path / "other", allow_unencrypted=True)
+    assert (tmp_path / "other").stat().st_mode & 0o777 == 0o755
+    other.write_request(examples[:1], tmp_path / "other.enc")
+    with pytest.raises(PolyNeXtError, match="was made with key"):
+        server.answer_request(tmp_path / "other.enc", answer)
+    changed = replace(offer, preprocessing=replace(offer.preprocessing, mean=(0.4,)))
+    client.offer = changed
+    client.write_request(examples[:1], tmp_path / "changed.enc")
+    with pytest.raises(PolyNeXtError, match="was made for parameters"):
+        server.answer_request(tmp_path / "changed.enc", answer)
+    assert not answer.exists()
+
+
+def test_a_server_folder_that_does_not_go_together_is_refused(folders: Path, plan: Plan, tmp_path: Path) -> None:
+    server, keys = tmp_path / "server", folders / "client" / EVALUATION
+    shutil.copytree(folders / "server", server)
+    plan.program.rotations += (5,)
+    save_program(plan.program, server / "program.npz")
+    plan.program.rotations = plan.program.rotations[:-1]
+    with pytest.raises(PolyNeXtError, match=r"program\.npz and offer\.json in .* do not go together"):
+        Server.load(server, keys)
+    (server / "program.npz").rename(server / "circuit.npz")  # as earlier versions had it
+    with pytest.raises(PolyNeXtError, match=r"has no program\.npz, which `polynext encrypted prepare` writes: run it"):
+        Server.load(server, keys)
+    (server / "offer.json").write_text("{}")
+    with pytest.raises(PolyNeXtError, match="is not an offer"):
+        Offer.load(server / "offer.json")
+
+
+def test_files_say_their_backend_and_go_with_no_other(offer: Offer, folders: Path, tmp_path: Path) -> None:
+    library = get_backend(offer.backend).library
+    assert read_header(folders / "client" / EVALUATION, "evaluation")["library"] == library
+    assert json.loads((folders / "server" / "offer.json").read_text())["library"] == library
+    other = {"clear": "seal", "seal": "clear"}[offer.backend]
+    shutil.copytree(folders / "server", tmp_path / "server")
+    replace(offer, backend=other).save(tmp_path / "server" / "offer.json")
+    with pytest.raises(
+        PolyNeXtError, match=f"was made by the {offer.backend} backend, and this offer is of the {other}"
+    ):
+        Server.load(tmp_path / "server", folders / "client" / EVALUATION)
+
+
+@pytest.mark.parametrize("backend", ["clear"], indirect=True)
+def test_a_client_is_told_that_nothing_is_encrypted(
+    offer: Offer, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plainly = "is of the clear backend, which encrypts nothing, so that everybody could read the images: send none"
+    with pytest.raises(PolyNeXtError, match=plainly):
+        Client.keygen(offer, tmp_path / "client")
+    with pytest.raises(PolyNeXtError, match=plainly):
+        Client.load(folders / "client")
+    out = ["--out", str(tmp_path / "client")]
+    assert main(["encrypted", "keygen", str(folders / "server" / "offer.json"), *out]) == 2
+    assert plainly in capsys.readouterr().err
+    assert not (tmp_path / "client").exists()
+
+
+class Letters:
+    """Saves itself as a key does."""
+
+    def __init__(self, text: bytes):
+        self.text = text
+
+    def save(self, path: str) -> None:
+        Path(path).write_bytes(self.text)
+
+
+HEADER_FIELDS = {"offer": "an offer", "backend": "seal", "library": "a version", "key": "a key", "images": 2}
+
+
+def read_parts(path: Path) -> list[bytes]:
+    header = read_header(path, "request")
+    with unpacked(path, numbered("image", header["images"])) as parts:
+        return [part.read_bytes() for part in parts.values()]
+
+
+def archive(path: Path, header: Any, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", compression) as made:
+        made.writestr(HEADER, header if isinstance(header, str) else json.dumps(header))
+        for name, data in members.items():
+            made.writestr(name, data)
+
+
+GOOD = {"format": "polynext-encrypted", "version": 2, "kind": "request", **HEADER_FIELDS}
+PARTS = {"image-000000": b"a" * 100, "image-000001": b"b" * 100}
+BAD_FILES: dict[str, Callable[[Path], None]] = {
+    "compressed": lambda p: archive(p, GOOD, PARTS, zipfile.ZIP_DEFLATED),
+    "other folders": lambda p: archive(p, GOOD, {"image-000000": b"a", "../image-000001": b"b"}),
+    "absolute": lambda p: archive(p, GOOD, {"image-000000": b"a", "/image-000001": b"b"}),
+    "more than it says": lambda p: archive(p, {**GOOD, "images": 1}, PARTS),
+    "fewer than it says": lambda p: archive(p, {**GOOD, "images": 10**15}, PARTS),
+    "something beside": lambda p: archive(p, GOOD, {**PARTS, "virus": b"c"}),
+    "header is not a table": lambda p: archive(p, [GOOD], PARTS),
+    "header is not JSON": lambda p: archive(p, "{", PARTS),
+    "header is deep": lambda p: archive(p, "[" * 4000, PARTS),
+    "header is long": lambda p: archive(p, {**GOOD, "more": "x" * LONGEST_HEADER}, PARTS),
+    "kind is a list": lambda p: archive(p, {**GOOD, "kind": []}, PARTS),
+    "offer is a number": lambda p: archive(p, {**GOOD, "offer": 1}, PARTS),
+    "images is a text": lambda p: archive(p, {**GOOD, "images": "2"}, PARTS),
+    "no images": lambda p: archive(p, {**GOOD, "images": 0}, {}),
+    "another version": lambda p: archive(p, {**GOOD, "version": 1}, PARTS),
+    **{
+        f"without {field}": lambda p, field=field: archive(p, {k: v for k, v in GOOD.items() if k != field}, PARTS)
+        for field in GOOD
+    },
+}
+
+
+@pytest.mark.parametrize("bad", BAD_FILES)
+def test_bad_files_are_refused_with_a_sentence(tmp_path: Path, bad: str) -> None:
+    BAD_FILES[bad](tmp_path / "request.enc")
+    with pytest.raises(PolyNeXtError, match=r"request\.enc .*: .*\.$"):
+        read_parts(tmp_path / "request.enc")
+    assert [f.name for f in tmp_path.iterdir()] == ["request.enc"]
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=300)
+def test_files_with_changed_bytes_are_whole_or_refused(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "request.enc"
+        write_parts(path, "request", HEADER_FIELDS, {name: Letters(text) for name, text in PARTS.items()})
+        assert read_parts(path) == list(PARTS.values())
+        changed = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            place = data.draw(st.integers(-len(changed), -1))
+            changed[place] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
+        path.write_bytes(changed[: data.draw(st.none() | st.integers(0, len(changed)))])
+        with suppress(PolyNeXtError):
+            assert read_parts(path) == list(PARTS.values())
+
+
+def test_keys_never_lie_where_others_can_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    path = tmp_path / "secret.key"
+
+    class Watched(Letters):
+        def save(self, path: str) -> None:
+            super().save(path)
+            folder = Path(path).parent
+            assert folder.parent == tmp_path and folder.stat().st_mode & 0o077 == 0
+            assert (folder / "whole").stat().st_mode & 0o077 == 0
+
+    class Failing(Letters):
+        def save(self, path: str) -> None:
+            super().save(path)
+            raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        write_parts(path, "secret", HEADER_FIELDS, {"secret": Failing(b"s")})
+    assert not list(tmp_path.iterdir())
+    write_parts(path, "secret", HEADER_FIELDS, {"secret": Watched(b"s")}, mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with unpacked(path, ["secret"]) as parts:
+        assert parts["secret"].read_bytes() == b"s"
+        assert parts["secret"].parent.stat().st_mode & 0o077 == 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def unexpected_ciphertexts(client: Client, fresh: Any) -> list[Savable]:
+    """Of another level or scale, no ciphertexts at all, and what only SEAL has: of size three, and not encrypted."""
+    ring = client.secret.ring
+    evaluator: Any = ring.evaluator(EvaluationKeys(Letters(b""), {}))
+    scaled = evaluator.accumulate(None, fresh, evaluator.encode(np.ones(ring.parameters.slots), 0, 2.0))
+    found = [evaluator.drop(fresh, 1), scaled, Letters(b"[1, 2]"), Letters(b"")]
+    if client.offer.backend == "seal":
+        from polynext.encrypted.backends.seal import seal
+
+        triple, empty = (seal.Ciphertext(evaluator.ring.context) for _ in range(2))
+        evaluator.evaluator.square(fresh.body, triple)
+        triple.scale = fresh.scale
+        found += [triple, empty]
+    return found
+
+
+def test_ciphertexts_unlike_those_expected_are_refused(folders: Path, examples: np.ndarray, tmp_path: Path) -> None:
+    client = load_client(folders)
+    server = Server.load(folders / "server", folders / "client" / EVALUATION)
+    count = client.offer.images + 1
+    fresh, _ = client.encrypt(examples[:count])
+    header = header_for(client.offer, client.key, images=count)
+    for bad in unexpected_ciphertexts(client, fresh):
+        for kind, name in (("request", "image"), ("answer", "result")):
+            write_parts(tmp_path / kind, kind, header, dict(zip(numbered(name, 2), (bad, fresh), strict=True)))
+        with pytest.raises(PolyNeXtError, match="image-000000 is"):
+            server.answer_request(tmp_path / "request", tmp_path / "reply")
+        with pytest.raises(PolyNeXtError, match="result-000000 is"):
+            client.read_answer(tmp_path / "answer")
+    with pytest.raises(PolyNeXtError, match="image-000000 is"):
+        server.answer_request(tmp_path / "request", tmp_path / "reply", processes=2)
+
+
+def test_keys_unlike_those_expected_are_refused(folders: Path, tmp_path: Path) -> None:
+    client = load_client(folders)
+    header = header_for(client.offer, client.key)
+    names = ["relinearisation", *key_names(client.offer.rotations).values()]
+    write_parts(tmp_path / "keys", "evaluation", header, dict.fromkeys(names, client.secret))
+    with pytest.raises(PolyNeXtError, match=r"rotation-[0-9]+ is not a .*key"):
+        Server.load(folders / "server", tmp_path / "keys")
+
+
+def test_logits_too_large_for_the_parameters_are_no_result(offer: Offer) -> None:
+    class Keys:
+        size = 1.0
+
+        def decrypt(self, _: Any) -> np.ndarray:
+            return np.full(offer.parameters.slots, self.size)
+
+    keys: Any = Keys()
+    client = Client(offer, keys, "", allow_unencrypted=True)
+    keys.size = -offer.parameters.largest_result
+    assert client.decrypt([None], 1).shape == (1, 3)
+    keys.size *= 1.1
+    with pytest.raises(PolyNeXtError, match=r"image 0 has a logit of size .* leave it out"):
+        client.decrypt([None], 1)
+
+
+def test_a_demo_replaces_only_what_a_demo_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from polynext.cli.encrypted_demo import make_folders
+
+    make_folders(tmp_path / "demo")
+    (tmp_path / "demo" / "client" / SECRET).touch()
+    make_folders(tmp_path / "demo")
+    assert not (tmp_path / "demo" / "client" / SECRET).exists()
+
+    (tmp_path / "client").mkdir()
+    (tmp_path / "client" / SECRET).touch()
+    assert main(["encrypted", "demo", "--out", str(tmp_path)]) == 2
+    assert "no demo made it" in capsys.readouterr().err
+    assert (tmp_path / "client" / SECRET).exists() and not (tmp_path / "server").exists()
+
+
+def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, sentence in [
+        (["plan", str(tmp_path)], "is not a finished run"),
+        (["keygen", str(tmp_path / "offer.json")], "there is no offer"),
+        (["encrypt"], "give image files to encrypt"),
+        (["encrypt", "--digits", "2", "--client", str(tmp_path)], "there is no offer"),
+        (["demo", "--images", "0"], "images is 0: give at least 1"),
+        (["conjure"], "choose one of demo, plan, prepare"),
+    ]:
+        assert main(["encrypted", *arguments]) == 2
+        assert sentence in capsys.readouterr().err
+    assert main(["encrypted", "--help"]) == 0
+
+
+@pytest.mark.slow
+def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
+    """What the README promises: a trained network answers encrypted digits as it answers them in the clear."""
+    from polynext.cli.encrypted import train_digits
+    from polynext.encrypted.prepare import prepare
+    from polynext.runs import load_run
+
+    train_digits(tmp_path / "run")
+    trained = load_run(tmp_path / "run")
+    everything, labels, _ = trained.images("test", 10_000)
+    assert (logits(trained.model, everything).argmax(axis=1) == labels).mean() >= 0.97
+    images, wanted = everything[:100], logits(trained.model, everything[:100])
+    prepare(trained, tmp_path / "server", images=8)
+    client = Client.keygen(Offer.load(tmp_path / "server" / "offer.json"), tmp_path / "client")
+    server = Server.load(tmp_path / "server", tmp_path / "client" / EVALUATION)
+    client.write_request(images, tmp_path / "request.enc")
+    server.answer_request(tmp_path / "request.enc", tmp_path / "answer.enc", processes=2)
+    result = client.read_answer(tmp_path / "answer.enc")
+    assert (result.argmax(axis=1) == wanted.argmax(axis=1)).all()
+    assert np.abs(result - wanted).max() < 1e-3 * np.abs(wanted).max()
