@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from polynext.circuit.graph import Linear
 from polynext.cli import main
-from polynext.encrypted import Client, Offer, Plan, Server, get_backend, save_server
+from polynext.encrypted import Client, Offer, Plan, Server, get_backend
 from polynext.encrypted.backends.protocol import EvaluationKeys, Savable
 from polynext.encrypted.client import EVALUATION, SECRET
 from polynext.encrypted.files import (
