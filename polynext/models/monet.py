@@ -78,7 +78,10 @@ class MonetStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsampling(x).permute(0, 2, 3, 1)
-        x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            x = checkpoint_seq(self.blocks, x)
+        else:
+            x = self.blocks(x)
         return x.permute(0, 3, 1, 2)
 
 

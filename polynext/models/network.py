@@ -128,18 +128,13 @@ class FullyPolynomialBlocks(Blocks):
 
 
 class Stack(nn.Module):
-    """A spatial mixer and a PolyMLP, each added to the residual stream under Sigmoid-Scale."""
+    """A spatial mixer and a PolyMLP, which their cell adds to the residual stream under two of its scales."""
 
     def __init__(self, mixer: nn.Module, mlp: nn.Module, scale_indices: tuple[int, int]):
         super().__init__()
         self.mixer = mixer
         self.mlp = mlp
         self.scale_indices = scale_indices
-
-    def forward(self, x: Tensor, scale: nn.Module, drop_path: nn.Module) -> Tensor:
-        mixer_index, mlp_index = self.scale_indices
-        x = scale(x, drop_path(self.mixer(x)), mixer_index)
-        return scale(x, drop_path(self.mlp(x)), mlp_index)
 
 
 class Cell(nn.Module):
@@ -159,7 +154,7 @@ class Cell(nn.Module):
         self.norm: Any = blocks.cell_norm(stage, size, **dd)
         self.scale: Any = blocks.scale(config, stage, **dd)
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
-        self.stacks = nn.ModuleList(
+        self.stacks: Any = nn.ModuleList(
             Stack(blocks.mixer(stage, size, **dd), blocks.mlp(stage, size, **dd), config.scale_indices(j))
             for j in range(stage.stacks)
         )
@@ -167,7 +162,9 @@ class Cell(nn.Module):
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
         x = self.norm(self.skip(older, newer))
         for stack in self.stacks:
-            x = stack(x, self.scale, self.drop_path)
+            mixer_index, mlp_index = stack.scale_indices
+            x = self.scale(x, self.drop_path(stack.mixer(x)), mixer_index)
+            x = self.scale(x, self.drop_path(stack.mlp(x)), mlp_index)
         return x
 
 
@@ -209,8 +206,10 @@ class Stage(nn.Module):
         if self.downsampling is not None:
             older, newer = self.downsampling(older, newer)
         for cell in self.cells:
-            x = checkpoint(cell, older, newer) if self.grad_checkpointing else cell(older, newer)
-            older, newer = newer, x
+            if self.grad_checkpointing and not torch.jit.is_scripting():
+                older, newer = newer, checkpoint(cell, older, newer)
+            else:
+                older, newer = newer, cell(older, newer)
         return older, newer
 
 
@@ -244,10 +243,10 @@ class PolyNeXt(nn.Module):
         super().__init__()
         dd: Any = {"device": device, "dtype": dtype}
         blocks = blocks or Blocks()
-        self.config = cfg
+        self.config, self.stride = cfg, cfg.stride
         self.fully_polynomial = isinstance(blocks, FullyPolynomialBlocks)
         self.in_chans, self.num_classes, self.drop_rate = in_chans, num_classes, drop_rate
-        self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        self.img_size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
         check_image_size(self.img_size, cfg.stride)
 
         padding = cfg.stem_kernel // 2
@@ -275,12 +274,14 @@ class PolyNeXt(nn.Module):
         self.head_hidden_size = self.head.hidden
 
     @property
+    @torch.jit.unused
     def num_layers(self) -> int:
         """Layers as the paper counts depth: every mixer and PolyMLP, the stem, the downsamplings, the head."""
         sublayers = sum(2 * s.cells * s.stacks for s in self.config.stages)
         return sublayers + 1 + (len(self.config.stages) - 1) + 1
 
     @property
+    @torch.jit.unused
     def log2_degree(self) -> float:
         """Base-2 logarithm of the polynomial degree in the image, norms aside as in the paper's Appendix A."""
         degrees: list[Any] = [m.degree for m in self.modules() if hasattr(m, "degree")]
@@ -294,7 +295,7 @@ class PolyNeXt(nn.Module):
 
     def forward_streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The stem's output as both skip inputs of stage 1."""
-        check_image(x, self.in_chans, self.config.stride)
+        check_image(x, self.in_chans, self.stride)
         x = self.stem(x.contiguous(memory_format=torch.channels_last))
         return x, x
 
@@ -389,19 +390,22 @@ class PolyNeXt(nn.Module):
         return {name for name, p in self.named_parameters() if p.ndim == 1 or not name.endswith("weight")}
 
 
-def check_image_size(size: tuple[int, ...], stride: int) -> None:
-    if min(size) < stride:
+def check_image_size(size: Size, stride: int) -> None:
+    if min(size[0], size[1]) < stride:
         raise PolyNeXtError(
-            f"the network reduces images by {stride} but got {'x'.join(map(str, size))} pixels: "
+            f"the network reduces images by {stride} but got {size[0]}x{size[1]} pixels: "
             f"give at least {stride}x{stride}, or take a low-resolution model such as cpolynext_lowres."
         )
 
 
 @torch.fx.wrap
 def check_image(x: Tensor, in_chans: int, stride: int) -> None:
+    if torch.jit.is_tracing():  # a traced size is no number
+        return
     if x.ndim != 4 or x.shape[1] != in_chans:
+        given = ", ".join([str(n) for n in x.shape])
         raise PolyNeXtError(
-            f"the network takes (batch, {in_chans}, height, width) but got {tuple(x.shape)}: "
+            f"the network takes (batch, {in_chans}, height, width) but got ({given}): "
             f"convert the images to {in_chans} channels, or build the network with in_chans for what you have."
         )
-    check_image_size(tuple(x.shape[2:]), stride)
+    check_image_size((x.shape[2], x.shape[3]), stride)

@@ -32,6 +32,8 @@ class PointwiseConv2d(nn.Conv2d):
 class DepthwiseConv2d(nn.Conv2d):
     """One k x k kernel per channel, without bias, padded to keep the size at stride 1. Degree 1."""
 
+    padding: tuple[int, ...]  # never a name such as "same"
+
     def __init__(
         self,
         channels: int,
@@ -56,8 +58,8 @@ class DepthwiseConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.dilation == (1, 1) or self.stride != (1, 1):
-            return super().forward(x)
-        return dilated_depthwise(x, self.weight, self.dilation[0])
+            return self._conv_forward(x, self.weight, self.bias)
+        return dilated_depthwise(x, self.weight, self.padding[0], self.dilation[0], self.groups)
 
 
 def init_kaiming(*convolutions: nn.Conv2d) -> None:

@@ -10,17 +10,24 @@ from torch.nn.grad import conv2d_weight
 SMALL_MAP = 100  # positions: up to 10x10, whose phases are smaller than a 5x5 kernel of dilation 2
 
 
-def dilated_depthwise(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
+def dilated_depthwise(x: Tensor, weight: Tensor, padding: int, dilation: int, channels: int) -> Tensor:
     """x (B, C, H, W) with weight (C, 1, k, k), padded to keep the size."""
-    if x.device.type != "cpu" or not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
-        return F.conv2d(x, weight, padding=same_padding(weight, dilation), dilation=dilation, groups=len(weight))
+    if not torch.jit.is_scripting() and trains_on_cpu(x, weight):
+        return train_on_cpu(x, weight, padding, dilation)
+    return F.conv2d(x, weight, padding=padding, dilation=dilation, groups=channels)
+
+
+@torch.jit.unused
+def trains_on_cpu(x: Tensor, weight: Tensor) -> bool:
+    """Whether a backward pass may follow on a CPU. None follows a trace, which holds PyTorch's own operations only."""
+    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    return learns and x.device.type == "cpu" and not torch.jit.is_tracing()
+
+
+def train_on_cpu(x: Tensor, weight: Tensor, padding: int, dilation: int) -> Tensor:
     if torch.is_autocast_enabled("cpu"):
         x, weight = (t.to(torch.get_autocast_dtype("cpu")) for t in (x, weight))
-    return DilatedDepthwise.apply(x, weight, dilation)
-
-
-def same_padding(weight: Tensor, dilation: int) -> int:
-    return dilation * (weight.shape[-1] // 2)
+    return DilatedDepthwise.apply(x, weight, padding, dilation)
 
 
 class DilatedDepthwise(torch.autograd.Function):
@@ -32,16 +39,16 @@ class DilatedDepthwise(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, padding: int, dilation: int) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.dilation = dilation
-        return F.conv2d(x, weight, padding=same_padding(weight, dilation), dilation=dilation, groups=len(weight))
+        ctx.padding, ctx.dilation = padding, dilation
+        return F.conv2d(x, weight, padding=padding, dilation=dilation, groups=len(weight))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        d, padding, channels = ctx.dilation, same_padding(weight, ctx.dilation), len(weight)
+        d, padding, channels = ctx.dilation, ctx.padding, len(weight)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=channels)
@@ -52,7 +59,7 @@ class DilatedDepthwise(torch.autograd.Function):
                 grad_weight = conv2d_weight(
                     phases(x, d), weight.shape, phases(grad, d), padding=weight.shape[-1] // 2, groups=channels
                 )
-        return grad_x, grad_weight, None
+        return grad_x, grad_weight, None, None
 
 
 def phases(x: Tensor, d: int) -> Tensor:

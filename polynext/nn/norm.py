@@ -1,6 +1,7 @@
 """The norms: over channels for the main models, with running statistics for the fully polynomial ones."""
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 
-MOMENTUM = 0.1
+MOMENTUM = 0.1  # of running statistics
 
 # Makes a norm from a number of channels, `device` and `dtype`.
 NormMaker = Callable[..., nn.Module]
@@ -49,6 +50,8 @@ class PositionNorm2d(nn.Module):
     is the running variance before the first batch.
     """
 
+    momentum: Final = MOMENTUM
+
     def __init__(
         self,
         channels: int,
@@ -60,7 +63,7 @@ class PositionNorm2d(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.size = tuple(size)
+        self.size = (size[0], size[1])
         self.eps = eps
         self.gamma_c = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
         self.gamma_hw = nn.Parameter(torch.ones(self.size, device=device, dtype=dtype))
@@ -85,11 +88,11 @@ class PositionNorm2d(nn.Module):
         return weight.permute(2, 0, 1), bias.permute(2, 0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        check_size("PositionNorm2d", x.shape[2:], self.size)
+        check_size("PositionNorm2d", (x.shape[2], x.shape[3]), self.size)
         if self.training:
             mean, var = batch_statistics(x)
-            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), MOMENTUM)
-            self.running_var.lerp_(var.detach().to(self.running_var.dtype), MOMENTUM)
+            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(var.detach().to(self.running_var.dtype), self.momentum)
         else:
             mean, var = self.running_mean, self.running_var
         weight, bias = self.affine(mean, var)
@@ -110,6 +113,8 @@ class RowSumNorm(nn.Module):
     a constant: degree 1 in the weighted sums. `keys` is how many a query has, all H W by default.
     """
 
+    momentum: Final = MOMENTUM
+
     def __init__(
         self,
         heads: int,
@@ -120,7 +125,7 @@ class RowSumNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.size = tuple(size)
+        self.size = (size[0], size[1])
         self.eps = eps
         queries = self.size[0] * self.size[1]
         self.gamma = nn.Parameter(torch.ones(heads, queries, device=device, dtype=dtype))
@@ -130,10 +135,10 @@ class RowSumNorm(nn.Module):
         self.register_buffer("running_row_sum", start)
 
     def forward(self, weighted: Tensor, row_sum: Tensor) -> Tensor:
-        check_size("RowSumNorm", row_sum.shape[1:3], self.size)
+        check_size("RowSumNorm", (row_sum.shape[1], row_sum.shape[2]), self.size)
         if self.training:
             mean = average_over_processes(row_sum.mean(dim=0)).flatten(0, 1).T
-            self.running_row_sum.lerp_(mean.detach().to(self.running_row_sum.dtype), MOMENTUM)
+            self.running_row_sum.lerp_(mean.detach().to(self.running_row_sum.dtype), self.momentum)
         else:
             mean = self.running_row_sum
         factor = self.gamma / (mean + self.eps)  # (heads, queries)
@@ -144,6 +149,7 @@ class RowSumNorm(nn.Module):
 
 
 @torch.fx.wrap
+@torch.jit.unused  # TorchScript knows nothing of processes: it is for inference
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of (B, C, H, W) over batch and channels, across all processes of a distributed run."""
     x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
@@ -155,6 +161,7 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.fx.wrap
+@torch.jit.unused
 def average_over_processes(value: Tensor) -> Tensor:
     """The mean over the processes of a distributed run, differentiable; the value itself in a lone process."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
@@ -165,10 +172,9 @@ def average_over_processes(value: Tensor) -> Tensor:
 
 
 @torch.fx.wrap
-def check_size(owner: str, given_size: tuple[int, ...], size: tuple[int, ...]) -> None:
-    if tuple(given_size) != size:
-        given, built = ("x".join(map(str, s)) for s in (given_size, size))
+def check_size(owner: str, given: tuple[int, int], size: tuple[int, int]) -> None:
+    if not torch.jit.is_tracing() and given != size:  # a traced size is no number
         raise PolyNeXtError(
-            f"{owner} got a {given} feature map but holds statistics for {built}: "
+            f"{owner} got a {given[0]}x{given[1]} feature map but holds statistics for {size[0]}x{size[1]}: "
             "resize the images, or build the network with the img_size you want and train it there."
         )

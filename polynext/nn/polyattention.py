@@ -4,6 +4,7 @@ Shape letters: B batch, H and W feature map, N = H W tokens, h heads, d channels
 """
 
 import math
+from functools import partial
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d
 from polynext.nn.norm import LayerNorm2d, NormMaker, RowSumNorm
-from polynext.nn.windows import over_windows
+from polynext.nn.windows import cut, mend
 
 Normalisation = Literal["l1", "row_sum", "softmax"]
 
@@ -103,7 +104,7 @@ class PolyAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         qk, v = self.w_qkv(self.norm(x)).chunk(2, dim=1)
-        q, k, v = (self.split_heads(t) for t in (self.k_q(qk), self.k_k(qk), self.k_v(v)))
+        q, k, v = self.split_heads(self.k_q(qk)), self.split_heads(self.k_k(qk)), self.split_heads(self.k_v(v))
         y = self.attend(self.scale(q), k, v).flatten(3).permute(0, 3, 1, 2)  # (B, h d, H, W)
         return self.w_out(self.out_norm(self.k(y)))
 
@@ -154,38 +155,56 @@ def kernel_attention(
     row's sum never needs more than that row, so blocks of queries are exact. `magnitudes` sums |A| instead, which
     differs for odd p only.
     """
-
-    def rows(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        weights = integer_power(q @ k.transpose(-2, -1) + 1, p)  # Equation 6; q carries s
-        return weights @ v, (weights.abs() if magnitudes and p % 2 else weights).sum(dim=-1, keepdim=True)
-
-    def tokens(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        if q.shape[-2] <= BLOCK_ABOVE:
-            return rows(q, k, v)
-        recompute = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-        blocks = [
-            checkpoint(rows, block, k, v, use_reentrant=False) if recompute else rows(block, k, v)
-            for block in q.split(QUERY_BLOCK, dim=-2)
-        ]
-        return tuple(torch.cat(parts, dim=-2) for parts in zip(*blocks, strict=True))
-
-    weighted, row_sum = over_windows(tokens, (q, k, v), window)
+    height, width = q.shape[1:3]
+    qs, ks, vs = cut(q, window), cut(k, window), cut(v, window)
+    done = [kernel_tokens(qs[i], ks[i], vs[i], p, magnitudes) for i in range(len(qs))]
+    weighted = mend([part[0] for part in done], height, width, window)
+    row_sum = mend([part[1] for part in done], height, width, window)
     return weighted, row_sum.squeeze(-1)
+
+
+def kernel_tokens(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
+    """`A V` (B, h, N, d) and the row sums of A (B, h, N, 1)."""
+    if not torch.jit.is_scripting() and needs_blocks(q):
+        return kernel_blocks(q, k, v, p, magnitudes)
+    return kernel_rows(q, k, v, p, magnitudes)
+
+
+def kernel_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
+    weights = integer_power(q @ k.transpose(-2, -1) + 1, p)  # Equation 6; q carries s
+    summed = weights.abs() if magnitudes and p % 2 == 1 else weights
+    return weights @ v, summed.sum(dim=-1, keepdim=True)
+
+
+@torch.jit.unused
+def needs_blocks(q: Tensor) -> bool:
+    return not torch.jit.is_tracing() and q.shape[-2] > BLOCK_ABOVE  # a traced size is no number
+
+
+def kernel_blocks(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
+    """The rows a block of queries at a time, computed again in a backward pass instead of kept for it."""
+    recompute = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    rows = partial(checkpoint, kernel_rows, use_reentrant=False) if recompute else kernel_rows
+    done = [rows(block, k, v, p, magnitudes) for block in q.split(QUERY_BLOCK, dim=-2)]
+    return torch.cat([part[0] for part in done], dim=-2), torch.cat([part[1] for part in done], dim=-2)
 
 
 @torch.fx.wrap
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     """softmax(Q K^T) V, (B, H, W, h, d)."""
-
-    def tokens(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return (F.scaled_dot_product_attention(q, k, v, scale=1.0),)
-
-    return over_windows(tokens, (q, k, v), window)[0]
+    height, width = q.shape[1:3]
+    qs, ks, vs = cut(q, window), cut(k, window), cut(v, window)
+    done = [F.scaled_dot_product_attention(qs[i], ks[i], vs[i], scale=1.0) for i in range(len(qs))]
+    return mend(done, height, width, window)
 
 
 def integer_power(x: Tensor, p: int) -> Tensor:
     """x^p by repeated squaring: products only, and much faster than a general power."""
-    if p == 1:
-        return x
-    half = integer_power(x, p // 2)
-    return half * half * x if p % 2 else half * half
+    while p % 2 == 0:
+        x, p = x * x, p // 2
+    power = x
+    while p > 1:
+        x, p = x * x, p // 2
+        if p % 2 == 1:
+            power = power * x
+    return power

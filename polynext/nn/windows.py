@@ -4,46 +4,50 @@ The windows tile the map from its top left corner; those at the right and bottom
 in `polyattention.py`.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 
-def over_windows(
-    attend: Callable[..., tuple[Tensor, ...]], maps: tuple[Tensor, ...], window: int | None
-) -> tuple[Tensor, ...]:
-    """Applies `attend`, a function of (B, h, N, d) tensors, to maps (B, H, W, h, d), inside each window."""
-    height, width = maps[0].shape[1:3]
-    side = window or max(height, width)
+def cut(x: Tensor, window: int | None) -> list[Tensor]:
+    """A map (B, H, W, h, d) as the tokens (B windows, h, N, d) of its windows: one tensor for each size of window.
 
-    def region(rows: slice, columns: slice) -> tuple[Tensor, ...]:
-        parts = [m[:, rows, columns] for m in maps]
-        tall, wide = parts[0].shape[1:3]
-        y, x = min(side, tall), min(side, wide)
-        grid = (-1, tall // y, wide // x)
-
-        def cut(m: Tensor) -> Tensor:  # to (B windows, h, N, d)
-            m = m.unflatten(2, (-1, x)).unflatten(1, (-1, y)).transpose(2, 3)
-            return m.flatten(3, 4).flatten(0, 2).transpose(1, 2)
-
-        def mend(m: Tensor) -> Tensor:  # back to (B, H, W, h, d)
-            m = m.transpose(1, 2).unflatten(1, (y, x)).unflatten(0, grid)
-            return m.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-
-        return tuple(mend(m) for m in attend(*(cut(m) for m in parts)))
-
-    grown_rows = [
-        join([region(rows, columns) for columns in strips(width, side)], dim=2) for rows in strips(height, side)
-    ]
-    return join(grown_rows, dim=1)
+    Without a window the whole map is one.
+    """
+    if window is None:
+        return [x.flatten(1, 2).transpose(1, 2)]
+    parts = []
+    for band in x.split(strips(x.shape[1], window), dim=1):
+        for region in band.split(strips(x.shape[2], window), dim=2):
+            tall, wide = min(window, region.shape[1]), min(window, region.shape[2])
+            grid = region.unflatten(2, (-1, wide)).unflatten(1, (-1, tall)).transpose(2, 3)
+            parts.append(grid.flatten(3, 4).flatten(0, 2).transpose(1, 2))
+    return parts
 
 
-def strips(length: int, side: int) -> list[slice]:
+def mend(parts: list[Tensor], height: int, width: int, window: int | None) -> Tensor:
+    """The map (B, H, W, h, d) that `cut` made these parts of."""
+    if window is None:
+        return parts[0].transpose(1, 2).unflatten(1, (height, width))
+    columns = strips(width, window)
+    bands = []
+    for i, rows in enumerate(strips(height, window)):
+        band = []
+        for j, across in enumerate(columns):
+            tall, wide = min(window, rows), min(window, across)
+            tokens = parts[i * len(columns) + j].transpose(1, 2)
+            grid = tokens.unflatten(1, (tall, wide)).unflatten(0, (-1, rows // tall, across // wide))
+            band.append(grid.transpose(2, 3).flatten(3, 4).flatten(1, 2))
+        bands.append(join(band, dim=2))
+    return join(bands, dim=1)
+
+
+def strips(length: int, window: int) -> list[int]:
     """An axis cut into the part that whole windows cover and the rest, if any."""
-    whole = length - length % side
-    return [s for s in (slice(0, whole), slice(whole, length)) if s.stop > s.start]
+    rest = length % window
+    if rest == 0 or rest == length:
+        return [length]
+    return [length - rest, rest]
 
 
-def join(parts: list[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
-    return parts[0] if len(parts) == 1 else tuple(torch.cat(ts, dim=dim) for ts in zip(*parts, strict=True))
+def join(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
