@@ -31,6 +31,17 @@ def test_models_as_json(capsys) -> None:
     assert tiny["log2_degree"] == 73
 
 
+def test_models_that_state_no_degree(capsys) -> None:
+    assert main(["models", "monet*"]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split()[0] for row in rows] == ["monet_tiny", "monet_small"]
+    assert all(row.split()[-3:] == ["activation-free", "-", "-"] for row in rows)
+    assert main(["models", "caformer*", "--json"]) == 0
+    (caformer,) = json.loads(capsys.readouterr().out)
+    assert caformer["kind"] == "polynomial mixers" and not caformer["fully_polynomial"]
+    assert caformer["layers"] is caformer["log2_degree"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -1,6 +1,8 @@
 """Our models as timm models: what timm's own test suite asks of a model, asked of ours."""
 
+import importlib
 import math
+import pickle
 from functools import partial
 
 import pytest
@@ -17,7 +19,7 @@ from polynext.models.polynext import CONFIGS, HALVING, halving
 from polynext.nn import LayerScale, PositionNorm2d
 from polynext.training.diagnostics import Diagnostics
 
-NAMES = polynext.list_models()
+NAMES = timm.list_models(module="polynext")
 # One of each kind; the larger sizes are the same code with other numbers.
 KINDS = [n for n in NAMES if n.removesuffix("_bn").endswith(("tiny", "lowres", "nano"))]
 
@@ -42,7 +44,24 @@ def test_every_name_of_the_family_is_registered() -> None:
     expected = {f"{kind}polynext_{size}" for kind in "ca" for size in sizes} | {"cpolynext_lowres", "cpolynext_micro"}
     expected |= {f"{name}_bn" for name in expected}
     assert set(NAMES) == expected == set(timm.list_models("*polynext*"))
-    assert set(timm.list_models(module="polynext")) == expected
+
+
+def test_every_registered_model_is_listed() -> None:
+    ours = [name for module in ("polynext", "monet", "dropin") for name in timm.list_models(module=module)]
+    assert sorted(polynext.list_models()) == sorted(ours)
+    assert set(ours) - set(NAMES) == {"monet_tiny", "monet_small", "caformer_s18_poly"}
+    polynomial = polynext.list_models(fully_polynomial=True)
+    assert set(polynomial) == {name for name in NAMES if name.endswith("_bn")}
+    assert set(polynext.list_models(fully_polynomial=False)) == set(ours) - set(polynomial)
+
+
+@pytest.mark.parametrize("name", polynext.list_models())
+def test_a_name_is_a_function_of_its_module(name: str) -> None:
+    entrypoint = timm.model_entrypoint(name)
+    assert pickle.loads(pickle.dumps(entrypoint)) is entrypoint
+    assert getattr(importlib.import_module(entrypoint.__module__), name) is entrypoint
+    assert entrypoint.__doc__
+    assert entrypoint.__module__.split(".")[-1] in timm.list_modules()
 
 
 LARGE = [pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n not in KINDS]
@@ -220,7 +239,7 @@ def test_options_reach_the_network() -> None:
     assert one_cell.stages[0].cells[0].drop_path.drop_prob == 0.3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", polynext.list_models())
 def test_constructors_work_without_memory(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)

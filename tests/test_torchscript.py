@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated
 
 NANO = [name for name in NAMES if "nano" in name]
 SMALL = [*NANO, "cpolynext_micro", "cpolynext_micro_bn"]
-LARGER = [*(name for name in NAMES if name not in SMALL), "monet_tiny", "monet_small", "caformer_s18_poly"]
+LARGER = [name for name in polynext.list_models() if name not in SMALL]
 
 
 def assert_same_function(model: nn.Module, x: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError
 from polynext.models import list_models
 from polynext.models.costs import count_macs, count_parameters
+from polynext.models.registry import KINDS, Kind
 from polynext.paper import accuracies
 
 CLEAN_DATA = ("imagenet", "cifar10", "svhn", "tiny-imagenet")
@@ -31,19 +32,21 @@ class ModelSummary:
     macs: int
     input_size: tuple[int, int, int]
     published_top1: dict[str, float]
+    kind: Kind
     fully_polynomial: bool
-    layers: int
-    log2_degree: float
+    layers: int | None
+    log2_degree: float | None
 
 
 def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False, plot: Path | None = None) -> None:
     """List the models: parameters, multiply-accumulates, published accuracy, depth and degree.
 
-    Every model is activation-free. The fully polynomial ones have no LayerNorm either, so that their inference is
-    additions and multiplications only. Degrees are of the whole network as a polynomial of the image, norms aside.
+    Activation-free models have no activation functions. The fully polynomial ones have no LayerNorm either, so that
+    their inference is additions and multiplications only. Polynomial mixers are ours in a network of others, which has
+    activations elsewhere. Degrees are of the whole network as a polynomial of the image, norms aside.
 
     Args:
-        pattern: which models, as in 'apolynext_*' or '*_bn'.
+        pattern: which models, as in 'apolynext_*', '*_bn' or 'monet*'.
         json: print JSON for programs.
         plot: draw the paper's scaling figure, accuracy against parameters and FLOPs, to this file.
     """
@@ -63,9 +66,9 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
             gigamacs(s.macs),
             "x".join(map(str, s.input_size)),
             ", ".join(f"{top1} {data}" for data, top1 in s.published_top1.items()) or "-",
-            "fully polynomial" if s.fully_polynomial else "activation-free",
-            str(s.layers),
-            f"2^{s.log2_degree:.4g}",
+            s.kind,
+            "-" if s.layers is None else str(s.layers),
+            "-" if s.log2_degree is None else f"2^{s.log2_degree:.4g}",
         )
         for s in summaries
     ]
@@ -82,9 +85,10 @@ def summarise(name: str) -> ModelSummary:
         macs=macs_of(name.removesuffix("_bn")),
         input_size=input_size,
         published_top1={data: top1 for data, top1 in accuracies().get(name, {}).items() if data in CLEAN_DATA},
-        fully_polynomial=model.fully_polynomial,
-        layers=model.num_layers,
-        log2_degree=model.log2_degree,
+        kind=KINDS[name],
+        fully_polynomial=KINDS[name] == "fully polynomial",
+        layers=getattr(model, "num_layers", None),
+        log2_degree=getattr(model, "log2_degree", None),
     )
 
 

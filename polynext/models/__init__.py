@@ -1,5 +1,5 @@
 """PolyNeXt and its variants. Read `network.py` for the network, `polynext.py` for the variants by name;
-`monet.py` is the prior network to compare with."""
+`monet.py` is the prior network to compare with, `registry.py` knows which models are ours."""
 
 from polynext.models.checkpoints import from_published, load_weights, read_weights
 from polynext.models.dropin import Replacement, replace_mixers

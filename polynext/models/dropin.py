@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import convnext, generate_default_cfgs, metaformer, register_model, vision_transformer
+from timm.models import convnext, generate_default_cfgs, metaformer, vision_transformer
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.models.costs import MacCounter, count_macs, count_parameters
+from polynext.models.registry import register
 from polynext.models.tokens import ChannelsLast, Positions, TokenAttention
 from polynext.nn import PolyAttention, PolyConv, PolyMLP
 
@@ -302,7 +303,7 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-@register_model
+@register("polynomial mixers")
 def caformer_s18_poly(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """CAFormer-S18 with PolyConv and PolyAttention for its mixers, at the same number of parameters."""
     if pretrained:

@@ -7,14 +7,16 @@ import timm
 from torch import nn
 
 from polynext.errors import PolyNeXtError
-from polynext.models.polynext import CONFIGS
 from polynext.models.published import PUBLISHED
+from polynext.models.registry import KINDS
 
 
 def list_models(fully_polynomial: bool | None = None) -> list[str]:
-    """The names of our models; only, or without, the fully polynomial ones if that is given."""
-    names = [*CONFIGS, *(f"{name}_bn" for name in CONFIGS)]
-    return [name for name in names if fully_polynomial in (None, name.endswith("_bn"))]
+    """The names of our models; only, or without, the fully polynomial ones if that is given.
+
+    A fully polynomial model's inference is a polynomial of the image.
+    """
+    return [name for name, kind in KINDS.items() if fully_polynomial in (None, kind == "fully polynomial")]
 
 
 def is_polynext(name: str) -> bool:

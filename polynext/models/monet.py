@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
+from polynext.models.registry import register
 
 
 class MuLayer(nn.Module):
@@ -195,11 +196,13 @@ def _create(name: str, pretrained: bool, **kwargs: Any) -> MONet:
     return build_model_with_cfg(MONet, name, pretrained, feature_cfg=features, **kwargs)
 
 
-@register_model
+@register("activation-free")
 def monet_tiny(pretrained: bool = False, **kwargs: Any) -> MONet:
+    """MONet-T, of 10 million parameters."""
     return _create("monet_tiny", pretrained, depths=(4, 8, 12, 10), widths=(64, 128, 192, 192), **kwargs)
 
 
-@register_model
+@register("activation-free")
 def monet_small(pretrained: bool = False, **kwargs: Any) -> MONet:
+    """MONet-S, of 33 million parameters."""
     return _create("monet_small", pretrained, depths=(4, 6, 12, 14), widths=(128, 192, 256, 384), **kwargs)

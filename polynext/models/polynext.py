@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs
 
-from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from polynext.models.published import HUB, PUBLISHED, adapt_checkpoint
+from polynext.models.registry import Kind, register
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -186,31 +187,33 @@ def _default_cfgs() -> dict[str, dict[str, Any]]:
 default_cfgs = generate_default_cfgs(_default_cfgs())
 
 
-def _create(name: str, pretrained: bool, architecture: PolyNeXtConfig | None = None, **kwargs: Any) -> PolyNeXt:
-    config = architecture or CONFIGS[name.removesuffix("_bn")]
-    if name.endswith("_bn"):
-        kwargs.setdefault("blocks", FullyPolynomialBlocks())
-    return build_model_with_cfg(
-        PolyNeXt,
-        name,
-        pretrained,
-        model_cfg=config,
-        feature_cfg=dict(out_indices=tuple(range(len(config.stages))), feature_cls="getter"),
-        pretrained_filter_fn=adapt_checkpoint,
-        **kwargs,
-    )
+def _register(name: str, config: PolyNeXtConfig, blocks: Blocks, kind: Kind) -> Callable[..., PolyNeXt]:
+    """Registers a function of this name that creates the network, and returns it."""
 
+    def create(pretrained: bool = False, architecture: PolyNeXtConfig = config, **kwargs: Any) -> PolyNeXt:
+        return build_model_with_cfg(
+            PolyNeXt,
+            name,
+            pretrained,
+            model_cfg=architecture,
+            feature_cfg=dict(out_indices=tuple(range(len(architecture.stages))), feature_cls="getter"),
+            pretrained_filter_fn=adapt_checkpoint,
+            **{"blocks": blocks, **kwargs},
+        )
 
-def _entrypoint(name: str) -> Callable[..., PolyNeXt]:
-    """A function of the model's name that builds it, as timm's registry wants one."""
-
-    def create(pretrained: bool = False, **kwargs: Any) -> PolyNeXt:
-        return _create(name, pretrained, **kwargs)
-
+    family, size = name.split("_")[:2]
+    title = f"{family[0].upper()}PolyNeXt-{size.capitalize()}"
+    stages = ", ".join(f"{stage.mixer} {stage.width}" for stage in config.stages)
     create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"PolyNeXt as `{name}`."
-    return create
+    create.__doc__ = f"{title}, {kind}; mixer and width of each stage: {stages}."
+    return register(kind)(create)
 
 
-for _name in [*CONFIGS, *(f"{name}_bn" for name in CONFIGS)]:
-    globals()[_name] = register_model(_entrypoint(_name))
+# As functions of this module, which timm's registry and pickle know by their names.
+globals().update({name: _register(name, config, Blocks(), "activation-free") for name, config in CONFIGS.items()})
+globals().update(
+    {
+        f"{name}_bn": _register(f"{name}_bn", config, FullyPolynomialBlocks(), "fully polynomial")
+        for name, config in CONFIGS.items()
+    }
+)
