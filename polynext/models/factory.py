@@ -7,6 +7,7 @@ import timm
 from torch import nn
 
 from polynext.errors import PolyNeXtError
+from polynext.models.polynext import CONFIGS
 from polynext.models.published import PUBLISHED
 from polynext.models.registry import KINDS
 
