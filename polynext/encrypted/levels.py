@@ -65,16 +65,13 @@ def stages_of(circuit: Circuit) -> list[Stage]:
     products = [node for node in circuit.order if isinstance(node, Product)]
     multiplied_again = {source for node in products for source in node.sources if isinstance(source, Product)}
     for node in computed(circuit):
-        operands: list[tuple[int, ...] | int] = []
-        for operand in operands_of(node):
-            ready = numbers.get(operand)
-            sources = dict.fromkeys(numbers[term.source] for term in terms_of(operand)) if ready is None else ()
-            operands.append(tuple(sources) if ready is None else ready)
-        used = {k for operand in operands for k in (operand if isinstance(operand, tuple) else (operand,))}
-        level = max(levels[k] for k in used)
-        stage = Stage(tuple(operands), isinstance(node, Product), node in multiplied_again, level)
-        stages.append(stage)
-        levels.append(stage.result_level)
+        operands = tuple(
+            numbers[side] if side in numbers else tuple(dict.fromkeys(numbers[term.source] for term in terms_of(side)))
+            for side in operands_of(node)
+        )
+        level = max(levels[k] for operand in operands for k in ((operand,) if isinstance(operand, int) else operand))
+        stages.append(Stage(operands, isinstance(node, Product), node in multiplied_again, level))
+        levels.append(stages[-1].result_level)
         numbers[node] = len(stages)
     return stages
 
