@@ -25,7 +25,7 @@ DIGITS_RUN = Path("runs/encrypted-digits")
 
 
 def plan(
-    run: Annotated[Path, tyro.conf.Positional],
+    network: Annotated[str, tyro.conf.Positional],
     images: int = 1,
     memory: int = 2048,
     key_memory: int = 300,
@@ -34,7 +34,7 @@ def plan(
     """Tell what running a trained network encrypted takes on this machine: levels, operations, keys, memory, seconds.
 
     Args:
-        run: folder of a finished training run of a fully polynomial model.
+        network: folder of a training run of a fully polynomial model, or a file of its weights.
         images: how many go into one ciphertext.
         memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
@@ -43,7 +43,7 @@ def plan(
     from polynext.encrypted.prepare import plan_run
     from polynext.runs import load_run
 
-    made = plan_run(load_run(run), images, limits(memory, key_memory))
+    made = plan_run(load_run(network), images, limits(memory, key_memory))
     if json:
         print(
             jsonlib.dumps(
@@ -59,7 +59,7 @@ def plan(
 
 
 def prepare(
-    run: Annotated[Path, tyro.conf.Positional],
+    network: Annotated[str, tyro.conf.Positional],
     out: Path = Path("server"),
     images: int = 1,
     memory: int = 2048,
@@ -68,7 +68,7 @@ def prepare(
     """The server's first step: turn a trained network into a folder that can answer, and an offer for clients.
 
     Args:
-        run: folder of a finished training run of a fully polynomial model.
+        network: folder of a training run of a fully polynomial model, or a file of its weights.
         out: the server's folder; its offer.json is for clients and holds no weights.
         images: how many go into one ciphertext.
         memory: megabytes that the server's process may take.
@@ -77,7 +77,7 @@ def prepare(
     from polynext.encrypted.prepare import prepare as prepare_server
     from polynext.runs import load_run
 
-    print_bill(prepare_server(load_run(run), out, images, limits(memory, key_memory)))
+    print_bill(prepare_server(load_run(network), out, images, limits(memory, key_memory)))
     print(f"\n{out / 'offer.json'} is for clients.")
 
 
@@ -177,9 +177,9 @@ def decrypt(reply: Annotated[Path, tyro.conf.Positional], client: Path = Path("c
 
 
 def demo(
+    network: Annotated[Path, tyro.conf.Positional] = DIGITS_RUN,
     images: int = 8,
     packed: int = 1,
-    trained: Path = DIGITS_RUN,
     out: Path = Path("encrypted-demo"),
     memory: int = 2048,
     key_memory: int = 300,
@@ -187,9 +187,9 @@ def demo(
     """Encrypt test digits, answer them encrypted, and compare with the network in the clear.
 
     Args:
+        network: run folder of a fully polynomial network; trained there on the digits first if it does not exist.
         images: how many test digits.
         packed: how many of them go into one ciphertext.
-        trained: run folder of a fully polynomial network; trained there on the digits first if it does not exist.
         out: folder for the client's and the server's files and the picture.
         memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
@@ -201,9 +201,9 @@ def demo(
 
     require_at_least(1, images=images)
     make_folders(out)
-    if not trained.exists() or (trained == DIGITS_RUN and not RunFolder(trained).finished()):
-        train_digits(trained)
-    run = load_run(trained)
+    if not network.exists() or (network == DIGITS_RUN and not RunFolder(network).finished()):
+        train_digits(network)
+    run = load_run(network)
     demonstrate(run, plan_run(run, packed, limits(memory, key_memory)), images, out)
 
 
