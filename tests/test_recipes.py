@@ -16,7 +16,7 @@ from polynext.data import AugmentConfig, Preprocessing, training_transform
 from polynext.data.loader import seed_everything
 from polynext.recipes import RECIPES, recipe
 from polynext.training import OptimizerConfig, from_yaml, to_yaml
-from polynext.training.engine import build_mixup
+from polynext.training.classification import build_mixup
 from polynext.training.optimizer import build_optimizer
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
 

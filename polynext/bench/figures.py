@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from polynext import paper
-from polynext.bench.measure import Measurement
+from polynext.bench.timing import Measurement
 
 # Ours stand out, networks like ours have colours, all others are grey.
 COLOURS = {

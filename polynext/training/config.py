@@ -86,8 +86,54 @@ class EmaConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """A whole training run.
+class LoopConfig:
+    """What every training run has, whatever it learns.
+
+    Attributes:
+        ema: the averaged weights.
+        batch_size: images per optimiser step, over all processes and accumulated batches.
+        micro_batch: images a process handles at once, gradients being accumulated up to batch_size; 0 for its whole
+            share of a batch.
+        precision: of the forward pass: float32 or bf16 autocast.
+        compile: with torch.compile.
+        seed: of everything random.
+        checkpoint_minutes: save this often between two evaluations too; 0 for not.
+        log_steps: optimiser steps between two lines of step metrics; 0 for none.
+        diagnostics: with those also what happens inside each cell, and a picture of it.
+        wandb: project name to log to with Weights & Biases; empty for not.
+    """
+
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    batch_size: int = 1024
+    micro_batch: int = 128
+    precision: Literal["float32", "bf16"] = "bf16"
+    compile: bool = True
+    seed: int = 0
+    checkpoint_minutes: float = 10.0
+    log_steps: int = 50
+    diagnostics: bool = False
+    wandb: str = ""
+
+    def check(self) -> None:
+        """That no number is out of its range."""
+        require_at_least(1, batch_size=self.batch_size)
+        require_at_least(0, micro_batch=self.micro_batch, seed=self.seed, log_steps=self.log_steps)
+        require_at_least(0, checkpoint_minutes=self.checkpoint_minutes)
+
+    def share(self, processes: int) -> tuple[int, int]:
+        """Images that each process handles at once, and how often it does for one step."""
+        micro_batch = self.micro_batch or self.batch_size // processes
+        if not micro_batch or self.batch_size % (micro_batch * processes):
+            raise PolyNeXtError(
+                f"a batch of {self.batch_size} cannot be made of {processes} process(es) with {micro_batch} images: "
+                "give a --micro-batch that divides it."
+            )
+        return micro_batch, self.batch_size // (micro_batch * processes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(LoopConfig):
+    """A whole training run of a classifier.
 
     Attributes:
         model: the network.
@@ -95,18 +141,8 @@ class TrainConfig:
         augment: how images are varied.
         optimizer: how it learns.
         schedule: the learning rate.
-        ema: the averaged weights.
         epochs: passes over the data.
-        batch_size: images per optimiser step, over all processes and accumulated batches.
-        micro_batch: images a process handles at once; gradients are accumulated up to batch_size.
-        precision: of the forward pass: float32 or bf16 autocast.
-        compile: with torch.compile.
-        seed: of everything random.
         evaluate_every: epochs between two evaluations; the last one is evaluated in any case.
-        checkpoint_minutes: save this often inside an epoch too; 0 for at its end only.
-        log_steps: optimiser steps between two lines of step metrics; 0 for none.
-        diagnostics: with those also what happens inside each cell, and a picture of it.
-        wandb: project name to log to with Weights & Biases; empty for not.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -114,31 +150,20 @@ class TrainConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    ema: EmaConfig = field(default_factory=EmaConfig)
     epochs: int = 300
-    batch_size: int = 1024
-    micro_batch: int = 128
-    precision: Literal["float32", "bf16"] = "bf16"
-    compile: bool = True
-    seed: int = 0
     evaluate_every: int = 1
-    checkpoint_minutes: float = 10.0
-    log_steps: int = 50
-    diagnostics: bool = False
-    wandb: str = ""
 
-
-def check(config: TrainConfig) -> None:
-    """That no number is out of its range."""
-    require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, micro_batch=config.micro_batch)
-    require_at_least(1, evaluate_every=config.evaluate_every)
-    require_at_least(0, seed=config.seed, log_steps=config.log_steps, **{"data.workers": config.data.workers})
-    require_at_least(0, **{"optimizer.lr": config.optimizer.lr})
-    if config.model.pretrained and config.model.initial_weights is not None:
-        raise PolyNeXtError("both model.pretrained and model.initial-weights were given: a run starts from one.")
+    def check(self) -> None:
+        super().check()
+        require_at_least(1, epochs=self.epochs, evaluate_every=self.evaluate_every)
+        require_at_least(0, **{"data.workers": self.data.workers, "optimizer.lr": self.optimizer.lr})
+        if self.model.pretrained and self.model.initial_weights is not None:
+            raise PolyNeXtError("both model.pretrained and model.initial-weights were given: a run starts from one.")
 
 
 def to_yaml(config: Any) -> str:
+    """A config as text, from which `from_yaml` makes it again."""
+
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(v) for key, v in value.items()}
@@ -160,8 +185,19 @@ def from_yaml(text: str, source: str = "the configuration", kind: type[Config] =
         raise PolyNeXtError(f"{source} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise PolyNeXtError(f"{source} holds no fields: expected those of a config.yaml.")
+    values = {key: value for key, value in values.items() if key not in RETIRED}
     return parse(kind, with_preprocessing(values) if kind is TrainConfig else values, source, "")
 
+
+def read_config(path: Path, kind: type[Config]) -> Config:
+    """The config in a YAML file that a run wrote."""
+    if not path.is_file():
+        raise PolyNeXtError(f"there is no file {path}: give a config.yaml that a run wrote, or its folder to --resume.")
+    return from_yaml(path.read_text(), str(path), kind)
+
+
+# Fields in files of earlier versions that mean nothing any more.
+RETIRED = {"save_every"}
 
 # Fields of `data` in files that were written before they became a `Preprocessing`, and what they are there.
 MOVED = {
