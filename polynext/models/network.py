@@ -400,7 +400,7 @@ def check_image_size(size: Size, stride: int) -> None:
 
 @torch.fx.wrap
 def check_image(x: Tensor, in_chans: int, stride: int) -> None:
-    if torch.jit.is_tracing():  # a traced size is no number
+    if torch.jit.is_tracing():  # a traced size is not a number
         return
     if x.ndim != 4 or x.shape[1] != in_chans:
         given = ", ".join([str(n) for n in x.shape])

@@ -173,7 +173,7 @@ def average_over_processes(value: Tensor) -> Tensor:
 
 @torch.fx.wrap
 def check_size(owner: str, given: tuple[int, int], size: tuple[int, int]) -> None:
-    if not torch.jit.is_tracing() and given != size:  # a traced size is no number
+    if not torch.jit.is_tracing() and given != size:  # a traced size is not a number
         raise PolyNeXtError(
             f"{owner} got a {given[0]}x{given[1]} feature map but holds statistics for {size[0]}x{size[1]}: "
             "resize the images, or build the network with the img_size you want and train it there."

@@ -35,7 +35,7 @@ class PolyAttention(nn.Module):
     first. Shapes (B, C, H, W) to (B, C, H, W).
 
     Degree 2p + 1 with `row_sum` in eval mode (twice p for the kernel, one for the values), the pre-norm aside;
-    `l1` divides by a polynomial of degree 2p and softmax is no polynomial at all.
+    `l1` divides by a polynomial of degree 2p and softmax is not a polynomial at all.
 
     Args:
         channels: C.
@@ -178,7 +178,7 @@ def kernel_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tu
 
 @torch.jit.unused
 def needs_blocks(q: Tensor) -> bool:
-    return not torch.jit.is_tracing() and q.shape[-2] > BLOCK_ABOVE  # a traced size is no number
+    return not torch.jit.is_tracing() and q.shape[-2] > BLOCK_ABOVE  # a traced size is not a number
 
 
 def kernel_blocks(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:

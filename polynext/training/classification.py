@@ -100,10 +100,10 @@ class Classification(Task):
         return f"test accuracy {score:.2f}%"
 
     def sentence(self, record: dict[str, Any]) -> str:
-        said = f"epoch {record['epoch'] + 1}/{self.config.epochs}: loss {record['train_loss']:.4f}"
+        line = f"epoch {record['epoch'] + 1}/{self.config.epochs}: loss {record['train_loss']:.4f}"
         for name, key in (("train", "train_accuracy"), ("test", "test_accuracy"), ("averaged", "ema_test_accuracy")):
-            said += f", {name} {record[key]:.2f}%" if key in record else ""
-        return f"{said}, lr {record['lr']:.2e}"
+            line += f", {name} {record[key]:.2f}%" if key in record else ""
+        return f"{line}, lr {record['lr']:.2e}"
 
     def draw_curves(self, folder: RunFolder) -> None:
         accuracies = {

@@ -92,8 +92,8 @@ class Reporter:
             self.task.draw_curves(self.folder)
             self.drawn = time.monotonic()
         if not self.quiet:
-            said, speed = self.task.sentence(record), f"{self.rate():.0f} images/s, {self.time_left(step)} left"
-            print(f"{said}, {speed}", flush=True)
+            line, speed = self.task.sentence(record), f"{self.rate():.0f} images/s, {self.time_left(step)} left"
+            print(f"{line}, {speed}", flush=True)
 
     def publish(self, step: int, values: dict[str, Any]) -> None:
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
