@@ -34,7 +34,7 @@ def test_models_as_json(capsys) -> None:
 def test_models_that_state_no_degree(capsys) -> None:
     assert main(["models", "monet*"]) == 0
     rows = capsys.readouterr().out.splitlines()[2:]
-    assert [row.split()[0] for row in rows] == ["monet_tiny", "monet_small"]
+    assert [row.split()[0] for row in rows] == ["monet_tiny", "monet_small", "monet_tiny_bn", "monet_small_bn"]
     assert all(row.split()[-3:] == ["activation-free", "-", "-"] for row in rows)
     assert main(["models", "caformer*", "--json"]) == 0
     (caformer,) = json.loads(capsys.readouterr().out)

@@ -160,7 +160,7 @@ def costs(
         width: of the decoder.
     """
     require_at_least(1, height=size[0], width=size[1], classes=classes, decoder_width=width)
-    published = {paper.timm_name(row["model"]): row for row in paper.rows("6")}
+    published = {paper.timm_name(row["model"]): row for row in paper.rows("6") + paper.rows("6", "text")}
     rows = []
     for backbone in backbones or (name for name in published if name):
         model = UPerNet(backbone, classes, width=width, image_size=size[0], device="meta")
