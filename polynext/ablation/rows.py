@@ -3,6 +3,7 @@
 A row changes the network by naming one of the model's variants (`polynext.models.variants`), or the recipe, or both.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -169,10 +170,13 @@ TABLES: dict[str, list[Row]] = {
 ROWS: dict[str, Row] = {row.name: row for table in TABLES.values() for row in table}
 
 
+@functools.cache
 def obstacle(name: str, scale: str) -> str | None:
     """Why a row makes no sense at a scale, if so: its network cannot be changed so, or is so already."""
     row = ROWS[name]
     train = row.change(baselines(scale)[row.family])
+    if not train.model.variant:
+        return None
     try:
         build_model(train, 10, device="meta")
     except PolyNeXtError as error:

@@ -19,7 +19,7 @@ from polynext.models.checkpoints import read_metadata, stored_classes
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.published import some
 from polynext.preprocessing import open_picture
-from polynext.segmentation.checkpoints import load_segmentation_weights
+from polynext.segmentation.checkpoints import fetch_segmentation_weights, load_segmentation_weights
 from polynext.segmentation.config import SegmentationConfig
 from polynext.segmentation.data import class_names, load_pairs
 from polynext.segmentation.engine import check, evaluate, train_segmentation
@@ -56,7 +56,9 @@ def load_run(run: str, checkpoint: Path | None) -> tuple[SegmentationConfig, UPe
     """A run's network with its best weights, or a recipe's with published ones, in eval mode; its classes' names."""
     if run in RECIPES and not Path(run).is_dir():
         if checkpoint is None:
-            raise PolyNeXtError(f"{run} is a recipe, not the folder of a run: give its weights with --checkpoint.")
+            raise PolyNeXtError(
+                f"{run} is a recipe, not the folder of a run: give its weights with --checkpoint, or --pretrained."
+            )
         config = segmentation_recipe(run)
     else:
         config = training.read_config(Path(run) / "config.yaml")
@@ -68,9 +70,16 @@ def load_run(run: str, checkpoint: Path | None) -> tuple[SegmentationConfig, UPe
     return config, model.eval(), classes
 
 
+def chosen_weights(network: str, checkpoint: Path | None, pretrained: bool) -> Path | None:
+    if checkpoint is not None and pretrained:
+        raise PolyNeXtError("both --checkpoint and --pretrained were given: the weights can be of one only.")
+    return fetch_segmentation_weights(network) if pretrained else checkpoint
+
+
 def evaluate_run(
     network: Annotated[str, tyro.conf.Positional],
     checkpoint: Path | None = None,
+    pretrained: bool = False,
     root: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -79,9 +88,11 @@ def evaluate_run(
     Args:
         network: folder of a segmentation run, or the recipe of published weights.
         checkpoint: weights, ours or published; the run's best by default.
+        pretrained: fetch the published weights of a recipe.
         root: folder of the data; the run's by default.
         json: print JSON instead of a table. A run's folder gets it as evaluation.json.
     """
+    checkpoint = chosen_weights(network, checkpoint, pretrained)
     config, model, classes = load_run(network, checkpoint)
     if root is not None:
         config = replace(config, data=replace(config.data, root=root))
@@ -110,6 +121,7 @@ def predict_images(
     network: Annotated[str, tyro.conf.Positional],
     images: Annotated[tuple[Path, ...], tyro.conf.Positional],
     checkpoint: Path | None = None,
+    pretrained: bool = False,
     out: Path = Path("segmented"),
     strength: float = 0.55,
     labels: bool = False,
@@ -120,6 +132,7 @@ def predict_images(
         network: folder of a segmentation run, or the recipe of published weights.
         images: image files.
         checkpoint: weights, ours or published; the run's best by default.
+        pretrained: fetch the published weights of a recipe.
         out: folder for the pictures.
         strength: of the colours, from 0 to 1.
         labels: write NAME.labels.png too, with each pixel's class by number.
@@ -128,6 +141,7 @@ def predict_images(
         raise PolyNeXtError("no image was given: name at least one file.")
     if len({path.stem for path in images}) < len(images):
         raise PolyNeXtError("two images have the same name, and their pictures would too: segment them one at a time.")
+    checkpoint = chosen_weights(network, checkpoint, pretrained)
     config, model, classes = load_run(network, checkpoint)
     device = alone().device
     model.to(device)
