@@ -62,6 +62,8 @@ def test_own_weights_and_own_runs_come_before_published_ones(tmp_path: Path) -> 
     (tmp_path / "run").mkdir()
     given = {"monet_tiny": tmp_path / "run", "cpolynext_tiny": tmp_path / "file.pt"}
     commands = {c.row: c.task.commands for c in cells("1", data=ALL_DATA, weights=given, train=True) if c.task}
+    low = cells("S5", data=ALL_DATA, weights={"monet_tiny:svhn": tmp_path / "run"})
+    assert [c.column for c in low if c.row == "MONet-T" and c.task] == ["svhn"]
     assert commands["MONet-T"][0][:2] == ("evaluate", str(tmp_path / "run"))
     assert commands["CPolyNeXt-T"][0][1:4] == ("cpolynext_tiny", "--checkpoint", str(tmp_path / "file.pt"))
     train, evaluate = commands["CPolyNeXt-S"]
@@ -78,9 +80,7 @@ def test_a_training_that_was_begun_goes_on(tmp_path: Path) -> None:
 
 def test_a_table_is_run_once_and_written_with_what_is_missing(tmp_path: Path, monkeypatch, capsys) -> None:
     """With real processes: one that prints JSON, and one that fails."""
-    program = (
-        "import sys; sys.exit('there is no such model') if 'bad' in sys.argv else print('{\"parameters\": 12345}')"
-    )
+    program = "import sys; sys.exit('there is no such model') if 'bad' in sys.argv else print('{\"size\": 12345}')"
     monkeypatch.setattr(tasks, "PROGRAM", (sys.executable, "-c", program))
     good, bad = Task("good", (("models", "nano"),), prints=True), Task("bad", (("models", "bad"),), prints=True)
 

@@ -39,7 +39,8 @@ def main(
     Args:
         tables: 1 to 7, dropin, S1 to S5, figure-1; without one, all are listed.
         data: where data sets are, as in imagenet=/data/imagenet imagenet-c=/data/imagenet-c ade20k=/data/ade.
-        weights: what to evaluate instead of published weights, as in monet_tiny=runs/monet: a run or a file.
+        weights: what to evaluate instead of published weights, as in monet_tiny=runs/monet, a run or a file; for one
+            data set alone as in monet_tiny:svhn=runs/monet-svhn.
         train: train by the paper's recipes what has one, instead of fetching published weights.
         scale: of the ablations: imagenet is the paper's.
         seeds: runs of each row of an ablation.
@@ -58,7 +59,7 @@ def main(
         if name not in PLACES:
             raise PolyNeXtError(f"--data {name}=... is none of the data sets: {', '.join(PLACES)}.")
     for name, place in own.items():
-        check_model(name)
+        check_model(name.split(":")[0])
         if not place.exists():
             raise PolyNeXtError(f"--weights {name}={place}: there is no such file or folder.")
     setup = Setup(

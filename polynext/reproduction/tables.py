@@ -26,7 +26,8 @@ class Setup:
     Attributes:
         out: folder of everything that is run.
         data: where each data set is.
-        weights: of a model, by timm's name, a run's folder or a file, to take instead of published ones.
+        weights: of a model, by timm's name, a run's folder or a file, to take instead of published ones; as MODEL:DATA
+            for one data set.
         train: train by the recipes what has one, instead of fetching published weights.
         scale: of ablations: imagenet, which is the paper's, cifar10 or digits.
         seeds: runs of each row of an ablation.
@@ -120,8 +121,7 @@ def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
     bare = name.split(".")[0]
     before: tuple[Arguments, ...] = ()
     source: Arguments
-    if bare in setup.weights:
-        given = setup.weights[bare]
+    if given := setup.weights.get(f"{bare}:{data}", setup.weights.get(bare)):
         source = (str(given),) if given.is_dir() else (bare, "--checkpoint", str(given))
     elif setup.train and (run := own_recipe(bare, data)):
         learned = recipe(run).data.name
@@ -133,7 +133,7 @@ def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
     elif "." in name:
         source = (name, "--pretrained")
     else:
-        return cell(missing=f"no published weights: train it, and give --weights {bare}=RUN")
+        return cell(missing=f"no published weights: train it, and give --weights {bare}:{data}=RUN")
     options = ("--batch-size", str(setup.batch_size), "--workers", str(setup.workers), "--out", RESULT)
     evaluation = ("evaluate", *source, "--data", data, "--root", str(setup.data[data]), *options)
     task = Task(f"{'trained.' if before else ''}{name}.{data}", (*before, evaluation))
