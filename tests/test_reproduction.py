@@ -117,9 +117,16 @@ def test_a_result_of_other_commands_is_none_of_this_task(tmp_path: Path) -> None
 
 def test_ablations_say_what_scale_they_are_of() -> None:
     row = next(c for c in cells("3", scale="digits", budget=20) if c.row == "addition")
-    assert row.column == "difference (digits)" and row.task is not None
+    assert row.task is not None and row.task.commands[0][2:4] == ("--recipe", "digits")
     assert row.read({"rows": [{"name": "addition", "diverged_at_step": {}, "differences": [-1.0, -2.0]}]}) == "-1.5"
     assert row.read({"rows": [{"name": "addition", "diverged_at_step": {"0": 7}}]}) == "diverged at step 7"
+    assert [name for name, one in TABLES.items() if one.scaled] == ["3", "4", "5", "dropin"]
+
+
+def test_another_scale_is_said_to_be_another_experiment(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Results, "run", lambda self, task: "not now")
+    reproduce("4", Setup(out=tmp_path, scale="digits"))
+    assert "Here on digits: another experiment than the paper's on ImageNet." in (tmp_path / "4.md").read_text()
 
 
 def test_the_figure_has_what_was_found(tmp_path: Path) -> None:

@@ -28,8 +28,10 @@ def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line
             if (reason := results.run(task)) is not None:
                 failed[task] = reason
                 tell(f"    failed: {reason}")
+    other = TABLES[name].scaled and setup.scale != "imagenet"
     record = {
         "table": name,
+        "note": f"Here on {setup.scale}: another experiment than the paper's on ImageNet." if other else "",
         "title": TABLES[name].title,
         "command": " ".join(["polynext", *sys.argv[1:]]),
         "cells": [described(cell, results, failed) for cell in cells],
@@ -63,6 +65,8 @@ def markdown(record: dict[str, Any]) -> str:
     for row in rows:
         values = [at.get((row, column), {}).get(whose, "") for column in columns for whose in ("paper", "here")]
         lines.append(f"| {row} | " + " | ".join(value or "-" for value in values) + " |")
+    if record["note"]:
+        lines += ["", record["note"]]
     reasons: dict[str, list[str]] = {}
     for c in cells:
         if reason := c["failed"] or c["missing"]:

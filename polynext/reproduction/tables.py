@@ -236,7 +236,6 @@ def ablation(number: str, table: str) -> Callable[[Setup], Cells]:
 
 def ablation_cells(setup: Setup, number: str, table: str) -> Cells:
     """Differences from the baseline, in points. Below ImageNet's scale they are another experiment than the paper's."""
-    column = f"difference ({setup.scale})"
     differences = {row["row"]: row["difference"] for row in paper.rows(number)}
     command: Arguments = ("ablate", table, "--recipe", setup.scale, "--seeds", str(setup.seeds), "--json")
     if setup.scale in setup.data:
@@ -244,7 +243,7 @@ def ablation_cells(setup: Setup, number: str, table: str) -> Cells:
     command += ("--budget", str(setup.budget), "--images", str(setup.images))
     command += ("--out", str(setup.out / "runs" / f"ablate-{setup.scale}"))
     for row in ABLATIONS[table]:
-        cell = functools.partial(Cell, row=row.name, column=column, printed=differences.get(row.name, ""))
+        cell = functools.partial(Cell, row=row.name, column="difference", printed=differences.get(row.name, ""))
         if setup.scale != "digits" and setup.scale not in setup.data:
             yield cell(missing=f"no {setup.scale}: give --data {setup.scale}=FOLDER, or --scale digits for a small one")
         elif reason := obstacle(row.name, setup.scale):
@@ -316,19 +315,20 @@ def low_resolution(setup: Setup) -> Cells:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper."""
+    """A table of the paper; `scaled` if its runs can be at another scale than the paper's."""
 
     title: str
     cells: Callable[[Setup], Cells]
+    scaled: bool = False
 
 
 TABLES = {
     "1": Table("ImageNet-1K classification", main_results),
     "2": Table("Robustness", robustness),
-    "3": Table("Polynomial modules or activations", ablation("3", "modules")),
-    "4": Table("Stabilisation and architecture", ablation("4", "stabilisation")),
-    "5": Table("Recipes crossed", ablation("5", "recipes")),
-    "dropin": Table("Modules in CAFormer-S18 (Section 4.3)", ablation("dropin", "dropin")),
+    "3": Table("Polynomial modules or activations", ablation("3", "modules"), scaled=True),
+    "4": Table("Stabilisation and architecture", ablation("4", "stabilisation"), scaled=True),
+    "5": Table("Recipes crossed", ablation("5", "recipes"), scaled=True),
+    "dropin": Table("Modules in CAFormer-S18 (Section 4.3)", ablation("dropin", "dropin"), scaled=True),
     "6": Table("ADE20K segmentation", segmentation),
     "7": Table("Fully polynomial variants", fully_polynomial),
     "S1": Table("Training hyperparameters", training_details),
