@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         models,
         nn,
         recipes,
+        reproduction,
         segmentation,
         training,
     )
@@ -51,6 +52,7 @@ __all__ = [
     "nn",
     "recipes",
     "replace_mixers",
+    "reproduction",
     "segmentation",
     "training",
 ]

@@ -134,8 +134,7 @@ def test_the_papers_table_has_ours_beside_it() -> None:
     ]
     lines = paper_comparison(made).splitlines()[2:]
     assert len(lines) == len(paper.rows("S4")) == 19
-    unavailable = [line.split()[0] for line in lines if "not available" in line]
-    assert unavailable == ["DTTN-T", "DTTN-S", "DTTN-B"]
+    assert not [line for line in lines if "not available" in line]
     ours = next(line.split() for line in lines if line.startswith("CPolyNeXt-S"))
     assert ours[3:6] == ["1032", "0.44", "1568"]
     assert float(ours[6]) == names.index("cpolynext_small") + 1

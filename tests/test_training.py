@@ -196,10 +196,11 @@ def test_accumulated_batches_equal_one_large_batch(tmp_path) -> None:
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), abs=1e-4)
 
 
-@pytest.mark.parametrize("model", ["cpolynext_nano", "apolynext_nano_bn"])
-def test_two_processes_follow_one(tmp_path, model: str) -> None:
+@pytest.mark.parametrize("name, variant", [("cpolynext_nano", ""), ("apolynext_nano_bn", "shared-statistics")])
+def test_two_processes_follow_one(tmp_path, name: str, variant: str) -> None:
     plain = AugmentConfig(crop="none", hflip=0.0, rand_augment="", erasing=0.0, mixup=0.0, cutmix=0.0)
-    config = short(augment=plain, model=ModelConfig(name=model), micro_batch=32, ema=EmaConfig(decay=0.9, start=0.0))
+    model = ModelConfig(name=name, variant=variant)
+    config = short(augment=plain, model=model, micro_batch=32, ema=EmaConfig(decay=0.9, start=0.0))
     train(config, tmp_path / "one", quiet=True)
     config = dataclasses.replace(config, micro_batch=16)
     (tmp_path / "two.yaml").write_text(to_yaml(config))

@@ -18,6 +18,7 @@ from polynext.errors import PolyNeXtError, require_at_least
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.published import some
 from polynext.preprocessing import open_picture
+from polynext.segmentation.checkpoints import fetch_segmentation_weights
 from polynext.segmentation.data import load_pairs
 from polynext.segmentation.overlay import draw_overlay
 from polynext.segmentation.recipes import RECIPES, segmentation_recipe
@@ -45,9 +46,16 @@ training = ConfiguredCommand(
 )
 
 
+def chosen_weights(network: str, checkpoint: Path | None, pretrained: bool) -> Path | None:
+    if checkpoint is not None and pretrained:
+        raise PolyNeXtError("both --checkpoint and --pretrained were given: the weights can be of one only.")
+    return fetch_segmentation_weights(network) if pretrained else checkpoint
+
+
 def evaluate_run(
     network: Annotated[str, tyro.conf.Positional],
     checkpoint: Path | None = None,
+    pretrained: bool = False,
     root: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -56,9 +64,11 @@ def evaluate_run(
     Args:
         network: folder of a segmentation run, or the recipe of published weights.
         checkpoint: weights, ours or published; the run's best by default.
+        pretrained: fetch the published weights of a recipe.
         root: folder of the data; the run's by default.
         json: print JSON instead of a table. A run's folder gets it as evaluation.json.
     """
+    checkpoint = chosen_weights(network, checkpoint, pretrained)
     config, model, classes = load_segmentation_run(network, checkpoint)
     if root is not None:
         config = replace(config, data=replace(config.data, root=root))
@@ -87,6 +97,7 @@ def predict_images(
     network: Annotated[str, tyro.conf.Positional],
     images: Annotated[tuple[Path, ...], tyro.conf.Positional],
     checkpoint: Path | None = None,
+    pretrained: bool = False,
     out: Path = Path("segmented"),
     strength: float = 0.55,
     labels: bool = False,
@@ -97,6 +108,7 @@ def predict_images(
         network: folder of a segmentation run, or the recipe of published weights.
         images: image files.
         checkpoint: weights, ours or published; the run's best by default.
+        pretrained: fetch the published weights of a recipe.
         out: folder for the pictures.
         strength: of the colours, from 0 to 1.
         labels: write NAME.labels.png too, with each pixel's class by number.
@@ -105,6 +117,7 @@ def predict_images(
         raise PolyNeXtError("no image was given: name at least one file.")
     if len({path.stem for path in images}) < len(images):
         raise PolyNeXtError("two images have the same name, and their pictures would too: segment them one at a time.")
+    checkpoint = chosen_weights(network, checkpoint, pretrained)
     config, model, classes = load_segmentation_run(network, checkpoint)
     device = alone().device
     model.to(device)
@@ -137,7 +150,7 @@ def costs(
         width: of the decoder.
     """
     require_at_least(1, height=size[0], width=size[1], classes=classes, decoder_width=width)
-    published = {paper.timm_name(row["model"]): row for row in paper.rows("6")}
+    published = {paper.timm_name(row["model"]): row for row in paper.rows("6") + paper.rows("6", "text")}
     rows = []
     for backbone in backbones or (name for name in published if name):
         model = UPerNet(backbone, classes, width=width, image_size=size[0], device="meta")

@@ -10,6 +10,7 @@ operators in `polynext.nn`.
     stack = mixer (PolyConv or PolyAttention), then PolyMLP, each under Sigmoid-Scale
 """
 
+import copy
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,10 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """One stage: `cells` cells of `stacks` stacks each, at one width."""
+    """One stage: `cells` cells of `stacks` stacks each, at one width.
+
+    `heads` of attention are one for each 64 channels unless given, and see the whole map unless there is a `window`.
+    """
 
     width: int
     cells: int
@@ -51,6 +55,8 @@ class StageConfig:
     coarse_kernel: int = 5
     conv_ratio: float = 1.0
     mlp_ratio: float = 2.0
+    heads: int | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,9 @@ class PolyNeXtConfig:
     """A whole network: its stages and what they share.
 
     `scale_logits` are the Sigmoid-Scale's initial logits, of which a cell uses as many as it has sublayers. With
-    `share_scales` the MLP of a stack and the mixer of the next use one and the same.
+    `share_scales` the MLP of a stack and the mixer of the next use one and the same. The last two are of the fully
+    polynomial norms: whether they have a beta, which the published networks do not, and whether the processes of a
+    distributed run share their statistics, which the paper's do not.
     """
 
     stages: tuple[StageConfig, ...]
@@ -67,6 +75,8 @@ class PolyNeXtConfig:
     stem_kernel: int = 7
     stem_stride: int = 4
     full_downsampling: bool = False
+    norm_beta: bool = False
+    share_statistics: bool = False
 
     @property
     def stride(self) -> int:
@@ -81,13 +91,17 @@ class PolyNeXtConfig:
 class Blocks:
     """How the parts of a cell are built; hand the network another one to change a part everywhere."""
 
+    def fitted(self, config: PolyNeXtConfig) -> "Blocks":
+        """These, as the architecture wants them."""
+        return self
+
     def norm(self, size: Size) -> NormMaker:
         """Makes a norm from a number of channels, for feature maps of this size."""
         return LayerNorm2d
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         if stage.mixer == "attention":
-            return PolyAttention(stage.width, norm=self.norm(size), **dd)
+            return PolyAttention(stage.width, stage.heads, window=stage.window, norm=self.norm(size), **dd)
         return PolyConv(stage.width, stage.conv_ratio, stage.coarse_kernel, norm=self.norm(size), **dd)
 
     def mlp(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
@@ -117,13 +131,30 @@ class FullyPolynomialBlocks(Blocks):
     # the largest growth in a network.
     initial_var = 64.0
 
+    beta = shared = False
+
+    def fitted(self, config: PolyNeXtConfig) -> Blocks:
+        fitted = copy.copy(self)
+        fitted.beta, fitted.shared = config.norm_beta, config.share_statistics
+        return fitted
+
     def norm(self, size: Size) -> NormMaker:
-        return partial(PositionNorm2d, size=size, initial_var=self.initial_var)
+        return partial(PositionNorm2d, size=size, beta=self.beta, initial_var=self.initial_var, shared=self.shared)
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         if stage.mixer == "attention":
             norm = self.norm(size)
-            return PolyAttention(stage.width, normalisation="row_sum", size=size, norm=norm, out_norm=norm, **dd)
+            return PolyAttention(
+                stage.width,
+                stage.heads,
+                normalisation="row_sum",
+                size=size,
+                window=stage.window,
+                norm=norm,
+                out_norm=norm,
+                shared=self.shared,
+                **dd,
+            )
         return super().mixer(stage, size, **dd)
 
 
@@ -242,7 +273,7 @@ class PolyNeXt(nn.Module):
     ):
         super().__init__()
         dd: Any = {"device": device, "dtype": dtype}
-        blocks = blocks or Blocks()
+        blocks = (blocks or Blocks()).fitted(cfg)
         self.config, self.stride = cfg, cfg.stride
         self.fully_polynomial = isinstance(blocks, FullyPolynomialBlocks)
         self.in_chans, self.num_classes, self.drop_rate = in_chans, num_classes, drop_rate

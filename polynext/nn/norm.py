@@ -47,7 +47,8 @@ class PositionNorm2d(nn.Module):
 
     Shapes (B, C, H, W) to (B, C, H, W), for the one feature-map size (H, W) it was built for. In eval mode mu and
     var are running estimates, so this is an affine map: degree 1. The published networks have no beta. `initial_var`
-    is the running variance before the first batch.
+    is the running variance before the first batch. In a distributed run each process has statistics of its own, as in
+    the paper, unless they are `shared`.
     """
 
     momentum: Final = MOMENTUM
@@ -59,12 +60,14 @@ class PositionNorm2d(nn.Module):
         eps: float = 1e-5,
         beta: bool = False,
         initial_var: float = 1.0,
+        shared: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.size = (size[0], size[1])
         self.eps = eps
+        self.shared = shared
         self.gamma_c = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
         self.gamma_hw = nn.Parameter(torch.ones(self.size, device=device, dtype=dtype))
         if beta:
@@ -90,7 +93,7 @@ class PositionNorm2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_size("PositionNorm2d", (x.shape[2], x.shape[3]), self.size)
         if self.training:
-            mean, var = batch_statistics(x)
+            mean, var = batch_statistics(x, self.shared)
             self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), self.momentum)
             self.running_var.lerp_(var.detach().to(self.running_var.dtype), self.momentum)
         else:
@@ -110,7 +113,8 @@ class RowSumNorm(nn.Module):
         y_hi = gamma_hi * (sum_j A_hij v_j) / (R_hi + eps),    R_hi = E_b[sum_j A_bhij]
 
     Shapes: weighted sums (B, H, W, heads, d) and row sums (B, H, W, heads) to (B, H, W, heads, d). In eval mode R is
-    a constant: degree 1 in the weighted sums. `keys` is how many a query has, all H W by default.
+    a constant: degree 1 in the weighted sums. `keys` is how many a query has, all H W by default; `shared` as in
+    PositionNorm2d.
     """
 
     momentum: Final = MOMENTUM
@@ -121,12 +125,14 @@ class RowSumNorm(nn.Module):
         size: tuple[int, int],
         keys: int | None = None,
         eps: float = 1e-6,
+        shared: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.size = (size[0], size[1])
         self.eps = eps
+        self.shared = shared
         queries = self.size[0] * self.size[1]
         self.gamma = nn.Parameter(torch.ones(heads, queries, device=device, dtype=dtype))
         self.running_row_sum: Tensor
@@ -137,7 +143,8 @@ class RowSumNorm(nn.Module):
     def forward(self, weighted: Tensor, row_sum: Tensor) -> Tensor:
         check_size("RowSumNorm", (row_sum.shape[1], row_sum.shape[2]), self.size)
         if self.training:
-            mean = average_over_processes(row_sum.mean(dim=0)).flatten(0, 1).T
+            mean = row_sum.mean(dim=0)
+            mean = (average_over_processes(mean) if self.shared else mean).flatten(0, 1).T
             self.running_row_sum.lerp_(mean.detach().to(self.running_row_sum.dtype), self.momentum)
         else:
             mean = self.running_row_sum
@@ -150,11 +157,11 @@ class RowSumNorm(nn.Module):
 
 @torch.fx.wrap
 @torch.jit.unused  # TorchScript knows nothing of processes: it is for inference
-def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of (B, C, H, W) over batch and channels, across all processes of a distributed run."""
+def batch_statistics(x: Tensor, shared: bool) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of (B, C, H, W) over batch and channels, and if shared over the processes of a run."""
     x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     var, mean = torch.var_mean(x, dim=(0, 1), correction=0)
-    everywhere = average_over_processes(mean)
+    everywhere = average_over_processes(mean) if shared else mean
     if everywhere is not mean:
         var = average_over_processes(var + (mean - everywhere).square())
     return everywhere, var

@@ -48,6 +48,7 @@ class PolyAttention(nn.Module):
         window: side of the square windows attention is confined to (see `windows.py`); None for the whole map.
         norm: makes the pre-norm from a number of channels.
         out_norm: makes a norm in front of `w_out`; none by default.
+        shared: whether the processes of a distributed run share the statistics of "row_sum".
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class PolyAttention(nn.Module):
         window: int | None = None,
         norm: NormMaker = LayerNorm2d,
         out_norm: NormMaker = nn.Identity,
+        shared: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -93,7 +95,9 @@ class PolyAttention(nn.Module):
         self.k_v = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
         self.scale: nn.Module = HeadScale(heads, head_dim**-0.5, device=device, dtype=dtype)
         keys = window * window if window else None
-        self.row_norm = RowSumNorm(heads, size, keys, device=device, dtype=dtype) if size is not None else None
+        self.row_norm: RowSumNorm | None = None
+        if size is not None:
+            self.row_norm = RowSumNorm(heads, size, keys, shared=shared, device=device, dtype=dtype)
         self.k = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
         self.out_norm = out_norm(inner, device=device, dtype=dtype)
         self.w_out = PointwiseConv2d(inner, channels, device=device, dtype=dtype)

@@ -18,7 +18,9 @@ def load_segmentation_run(
     """A run's network with its best weights, or a recipe's with published ones, in eval mode; its classes' names."""
     if run in RECIPES and not Path(run).is_dir():
         if checkpoint is None:
-            raise PolyNeXtError(f"{run} is a recipe, not the folder of a run: give its weights with `checkpoint`.")
+            raise PolyNeXtError(
+                f"{run} is a recipe, not the folder of a run: give its weights with `checkpoint`, or `pretrained`."
+            )
         config = segmentation_recipe(run)
     else:
         config = read_config(Path(run) / "config.yaml", SegmentationConfig)

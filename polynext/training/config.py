@@ -11,6 +11,7 @@ import yaml
 
 from polynext.data import AugmentConfig, DataConfig
 from polynext.errors import PolyNeXtError, require_at_least
+from polynext.training.regularisation import check_regularisation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +19,12 @@ class OptimizerConfig:
     """The optimiser.
 
     Attributes:
-        name: adamw, or lamb with decoupled weight decay.
+        name: adamw or lamb.
         lr: learning rate at its highest.
-        weight_decay: on all parameters.
+        weight_decay: pull towards zero.
+        decay_all: on all parameters; else not on those of one axis, norms, biases and scales, of which LAMB then leaves
+            the step as it is.
+        decoupled: of LAMB, whether the pull is apart from the step that its trust ratio scales, as in AdamW.
         betas: decay of the running moments.
         eps: added to the denominator.
         clip_grad: limit of the gradient's global norm, 0 for none.
@@ -29,6 +33,8 @@ class OptimizerConfig:
     name: Literal["adamw", "lamb"] = "adamw"
     lr: float = 4e-3
     weight_decay: float = 0.01
+    decay_all: bool = True
+    decoupled: bool = True
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     clip_grad: float = 5.0
@@ -42,11 +48,15 @@ class ScheduleConfig:
         warmup_epochs: epochs of warmup.
         warmup_factor: share of the rate that warmup starts from.
         min_lr: where the cosine ends.
+        cosine_from_start: whether the cosine counts from the first epoch, as timm's does; else from the warmup's end.
+        cooldown_epochs: the last ones, at min_lr.
     """
 
     warmup_epochs: int = 0
     warmup_factor: float = 0.1
     min_lr: float = 1e-5
+    cosine_from_start: bool = False
+    cooldown_epochs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +169,7 @@ class TrainConfig(LoopConfig):
         require_at_least(0, **{"data.workers": self.data.workers, "optimizer.lr": self.optimizer.lr})
         if self.model.pretrained and self.model.initial_weights is not None:
             raise PolyNeXtError("both model.pretrained and model.initial-weights were given: a run starts from one.")
+        check_regularisation(self.model.name, self.model.drop_path, self.model.dropout)
 
 
 def to_yaml(config: Any) -> str:
