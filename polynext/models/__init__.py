@@ -5,7 +5,15 @@ from polynext.models.checkpoints import from_published, load_weights, read_weigh
 from polynext.models.dropin import Replacement, replace_mixers
 from polynext.models.factory import check_model, create_model, is_polynext, list_models
 from polynext.models.monet import MONet
-from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models.network import (
+    Blocks,
+    FullyPolynomialBlocks,
+    Memory,
+    PolyNeXt,
+    PolyNeXtConfig,
+    StageConfig,
+    set_memory,
+)
 from polynext.models.published import PUBLISHED
 from polynext.models.variants import VARIANTS, Variant, create_variant
 
@@ -15,6 +23,7 @@ __all__ = [
     "Blocks",
     "FullyPolynomialBlocks",
     "MONet",
+    "Memory",
     "PolyNeXt",
     "PolyNeXtConfig",
     "Replacement",
@@ -29,4 +38,5 @@ __all__ = [
     "load_weights",
     "read_weights",
     "replace_mixers",
+    "set_memory",
 ]

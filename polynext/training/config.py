@@ -11,6 +11,7 @@ import yaml
 
 from polynext.data import AugmentConfig, DataConfig
 from polynext.errors import PolyNeXtError, require_at_least
+from polynext.models import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,8 @@ class ModelConfig:
         dropout_rises: whether dropout rises linearly from 0 at the first epoch or is constant.
         pretrained: start from the published weights.
         initial_weights: start from a checkpoint's; a classifier of other classes starts afresh.
+        memory: what is kept for the backward pass: plain is what PyTorch keeps, lean the matrix products only, at
+            little cost in time; least recomputes whole cells.
     """
 
     name: str = "cpolynext_nano"
@@ -70,6 +73,7 @@ class ModelConfig:
     dropout_rises: bool = True
     pretrained: bool = False
     initial_weights: Path | None = None
+    memory: Memory = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from polynext.data import batches, evaluation_batches, load_examples, training_t
 from polynext.data.loader import seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
-from polynext.models import create_model, create_variant, is_polynext, read_weights
+from polynext.models import create_model, create_variant, is_polynext, read_weights, set_memory
 from polynext.models.published import check_same_entries, some
 from polynext.training.accuracy import measure_accuracy
 from polynext.training.config import TrainConfig, check, to_yaml
@@ -362,6 +362,7 @@ def build_model(config: TrainConfig, classes: int, device: str | None = None) ->
     )
     if config.model.initial_weights is not None and device != "meta":
         load_initial_weights(model, config.model.initial_weights)
+    set_memory(model, chosen.memory)
     return model
 
 
