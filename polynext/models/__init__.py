@@ -2,6 +2,7 @@
 `monet.py` is the prior network to compare with, `registry.py` knows which models are ours."""
 
 from polynext.models.checkpoints import from_published, load_weights, read_weights
+from polynext.models.compilation import compile
 from polynext.models.dropin import Replacement, replace_mixers
 from polynext.models.factory import check_model, create_model, is_polynext, list_models
 from polynext.models.monet import MONet
@@ -30,6 +31,7 @@ __all__ = [
     "StageConfig",
     "Variant",
     "check_model",
+    "compile",
     "create_model",
     "create_variant",
     "from_published",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
-from polynext.models.network import Cell, PolyNeXt, Stack
+from polynext.models.network import Cell, PolyNeXt, Stack, take_any_batch
 from polynext.nn import PolyAttention, PolyConv, PolyMLP, PositionNorm2d, RowSumNorm
 
 
@@ -69,10 +69,13 @@ class FoldedCell(nn.Module):
         super().__init__()
         self.skip, self.norm = cell.skip, cell.norm
         self.stacks = nn.ModuleList(FoldedStack(stack) for stack in cell.stacks)
+        self.compiled = False
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
         x = self.norm(self.skip(older, newer))
         for stack in self.stacks:
+            if self.compiled and not torch.jit.is_scripting():
+                take_any_batch(x)
             x = stack(x)
         return x
 

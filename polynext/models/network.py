@@ -190,7 +190,10 @@ class Cell(nn.Module):
         scales = self.scale.factors()
         for stack in self.stacks:
             mixer_index, mlp_index = stack.scale_indices
-            x = stack(x, self.dropped(scales[mixer_index], x), self.dropped(scales[mlp_index], x))
+            mixer_scale, mlp_scale = self.dropped(scales[mixer_index], x), self.dropped(scales[mlp_index], x)
+            if self.compiled and not torch.jit.is_scripting():
+                take_any_batch(x, mixer_scale, mlp_scale)
+            x = stack(x, mixer_scale, mlp_scale)
         return x
 
     @torch.jit.unused
@@ -476,6 +479,14 @@ def runs_lean() -> bool:
     """Whether a backward pass may follow, of what PyTorch runs as it comes: no trace, no graph."""
     traced = torch.jit.is_tracing() or torch.compiler.is_compiling() or is_fx_symbolic_tracing()
     return torch.is_grad_enabled() and not traced
+
+
+@torch.jit.unused
+def take_any_batch(*inputs: Tensor) -> None:
+    """Tells the compiler of stacks that the number of images may change: its program then holds for all of them."""
+    for x in inputs:
+        if not torch.compiler.is_compiling() and x.ndim == 4:
+            torch._dynamo.maybe_mark_dynamic(x, 0)
 
 
 @torch.jit.unused
