@@ -12,15 +12,17 @@ operators in `polynext.nn`.
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from timm.layers import DropPath
-from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.utils.checkpoint import checkpoint
 
 from polynext.errors import PolyNeXtError
 from polynext.nn import (
@@ -37,8 +39,11 @@ from polynext.nn import (
     SigmoidScale,
     init_kaiming,
 )
+from polynext.nn.lean import Recipe, add_branch, keep_products
+from polynext.nn.norm import recomputing
 
 Size = tuple[int, int]
+Memory = Literal["plain", "lean", "least"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,13 +164,30 @@ class FullyPolynomialBlocks(Blocks):
 
 
 class Stack(nn.Module):
-    """A spatial mixer and a PolyMLP, which their cell adds to the residual stream under two of its scales."""
+    """A spatial mixer and a PolyMLP, added to the residual stream under two of their cell's scales.
+
+        x = x + s_mixer mixer(x)
+        y = x + s_mlp mlp(x)
+
+    The scales are handed in, as data: all stacks of a stage are then one function, and compiled once. With stochastic
+    depth they are one for each image (B, 1, 1, 1), zero where the branch is left out.
+    """
 
     def __init__(self, mixer: nn.Module, mlp: nn.Module, scale_indices: tuple[int, int]):
         super().__init__()
         self.mixer = mixer
         self.mlp = mlp
         self.scale_indices = scale_indices
+        self.lean = False
+
+    def forward(self, x: Tensor, mixer_scale: Tensor, mlp_scale: Tensor) -> Tensor:
+        if self.lean and not torch.jit.is_scripting() and compiles_training():
+            return keep_products(self.add_branches, x, mixer_scale, mlp_scale)
+        return self.add_branches(x, mixer_scale, mlp_scale)
+
+    def add_branches(self, x: Tensor, mixer_scale: Tensor, mlp_scale: Tensor) -> Tensor:
+        x = torch.addcmul(x, mixer_scale, self.mixer(x))
+        return torch.addcmul(x, mlp_scale, self.mlp(x))
 
 
 class Cell(nn.Module):
@@ -184,6 +206,8 @@ class Cell(nn.Module):
         self.skip: Any = blocks.skip(stage, **dd)
         self.norm: Any = blocks.cell_norm(stage, size, **dd)
         self.scale: Any = blocks.scale(config, stage, **dd)
+        self.lean, self.compiled = False, False
+        self.drops = drop_path_rate > 0
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
         self.stacks: Any = nn.ModuleList(
             Stack(blocks.mixer(stage, size, **dd), blocks.mlp(stage, size, **dd), config.scale_indices(j))
@@ -191,12 +215,38 @@ class Cell(nn.Module):
         )
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
+        if self.lean and not torch.jit.is_scripting() and not self.compiled and runs_lean():
+            return self.lean_forward(older, newer)
         x = self.norm(self.skip(older, newer))
+        scales = self.scale.factors()
         for stack in self.stacks:
             mixer_index, mlp_index = stack.scale_indices
-            x = self.scale(x, self.drop_path(stack.mixer(x)), mixer_index)
-            x = self.scale(x, self.drop_path(stack.mlp(x)), mlp_index)
+            mixer_scale, mlp_scale = self.dropped(scales[mixer_index], x), self.dropped(scales[mlp_index], x)
+            if self.compiled and not torch.jit.is_scripting():
+                take_any_batch(x, mixer_scale, mlp_scale)
+            x = stack(x, mixer_scale, mlp_scale)
         return x
+
+    @torch.jit.unused
+    def lean_forward(self, older: Tensor, newer: Tensor) -> Tensor:
+        """The same, keeping the matrix products only: see `polynext.nn.lean`."""
+        x = Recipe(
+            lambda older, newer: self.norm(self.skip(older, newer)),
+            (older, newer),
+            (*self.skip.parameters(), *self.norm.parameters()),
+        )
+        scales = self.scale.factors()
+        for stack in self.stacks:
+            for branch, index in zip((stack.mixer, stack.mlp), stack.scale_indices, strict=True):
+                drop = self.drop_path(older.new_ones(len(older), 1, 1, 1)) if self.training and self.drops else None
+                x = add_branch(x, branch, scales[index], drop)
+        return x.value()
+
+    def dropped(self, scale: Tensor, x: Tensor) -> Tensor:
+        """A scale under stochastic depth: one for each image."""
+        if self.training and self.drops:
+            return self.drop_path(scale.expand(x.shape[0], -1 if scale.ndim else 1, 1, 1))
+        return scale
 
 
 class Downsampling(nn.Module):
@@ -233,12 +283,20 @@ class Stage(nn.Module):
         self.cells = nn.ModuleList(cells)
         self.grad_checkpointing = False
 
+    @torch.jit.unused
+    def set_memory(self, memory: Memory) -> None:
+        self.grad_checkpointing = memory == "least"
+        cells: Any = self.cells
+        for cell in cells:
+            for part in (cell, *cell.stacks):
+                part.lean = memory == "lean"
+
     def forward(self, older: Tensor, newer: Tensor) -> tuple[Tensor, Tensor]:
         if self.downsampling is not None:
             older, newer = self.downsampling(older, newer)
         for cell in self.cells:
             if self.grad_checkpointing and not torch.jit.is_scripting():
-                older, newer = newer, checkpoint(cell, older, newer)
+                older, newer = newer, compute_again(cell, older, newer)
             else:
                 older, newer = newer, cell(older, newer)
         return older, newer
@@ -396,10 +454,17 @@ class PolyNeXt(nn.Module):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each cell in the backward pass instead of keeping what is inside it."""
-        stages: Any = self.stages
-        for stage in stages:
-            stage.grad_checkpointing = enable
+        """timm's name for `set_memory("least")`."""
+        set_memory(self, "least" if enable else "plain")
+
+    @torch.jit.ignore
+    def set_memory(self, memory: Memory) -> None:
+        """What training keeps for the backward pass.
+
+        "plain" is whatever PyTorch keeps. "lean" keeps the matrix products and computes the rest again, cell by cell
+        the same numbers: less than half the memory. "least" keeps the results of cells and computes each cell again.
+        """
+        set_memory(self, memory)
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -419,6 +484,52 @@ class PolyNeXt(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Norms, Sigmoid-Scale, skip scales and attention scales: what scales the features and does not mix them."""
         return {name for name, p in self.named_parameters() if p.ndim == 1 or not name.endswith("weight")}
+
+
+def set_memory(model: nn.Module, memory: Memory) -> None:
+    """What training keeps for the backward pass in any network that ours is part of; see `PolyNeXt.set_memory`.
+
+    Other networks can be "plain" or "least", if timm can compute their blocks again.
+    """
+    if memory not in get_args(Memory):
+        raise PolyNeXtError(f"memory={memory!r} was given: choose {', '.join(get_args(Memory))}.")
+    stages = [module for module in model.modules() if isinstance(module, Stage)]
+    for stage in stages:
+        stage.set_memory(memory)
+    if stages:
+        return
+    checkpointing: Any = getattr(model, "set_grad_checkpointing", None)
+    if memory == "lean" or (memory == "least" and checkpointing is None):
+        raise PolyNeXtError(f"{type(model).__name__} has no form of memory {memory!r}: choose 'plain'.")
+    if checkpointing is not None:
+        checkpointing(memory == "least")
+
+
+@torch.jit.unused
+def runs_lean() -> bool:
+    """Whether a backward pass may follow, of what PyTorch runs as it comes: no trace, no graph."""
+    traced = torch.jit.is_tracing() or torch.compiler.is_compiling() or is_fx_symbolic_tracing()
+    return torch.is_grad_enabled() and not traced
+
+
+@torch.jit.unused
+def take_any_batch(*inputs: Tensor) -> None:
+    """Tells the compiler of stacks that the number of images may change: its program then holds for all of them."""
+    for x in inputs:
+        if not torch.compiler.is_compiling() and x.ndim == 4:
+            torch._dynamo.maybe_mark_dynamic(x, 0)
+
+
+@torch.jit.unused
+def compiles_training() -> bool:
+    return torch.compiler.is_compiling() and torch.is_grad_enabled()
+
+
+def compute_again(cell: nn.Module, older: Tensor, newer: Tensor) -> Tensor:
+    """A cell of which only the inputs are kept."""
+    if torch.compiler.is_compiling():
+        return checkpoint(cell, older, newer, use_reentrant=False)
+    return checkpoint(cell, older, newer, use_reentrant=False, context_fn=lambda: (nullcontext(), recomputing()))
 
 
 def check_image_size(size: Size, stride: int) -> None:

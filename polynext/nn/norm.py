@@ -1,6 +1,8 @@
 """The norms: over channels for the main models, with running statistics for the fully polynomial ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 import torch
@@ -94,8 +96,8 @@ class PositionNorm2d(nn.Module):
         check_size("PositionNorm2d", (x.shape[2], x.shape[3]), self.size)
         if self.training:
             mean, var = batch_statistics(x, self.shared)
-            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), self.momentum)
-            self.running_var.lerp_(var.detach().to(self.running_var.dtype), self.momentum)
+            learn(self.running_mean, mean)
+            learn(self.running_var, var)
         else:
             mean, var = self.running_mean, self.running_var
         weight, bias = self.affine(mean, var)
@@ -145,7 +147,7 @@ class RowSumNorm(nn.Module):
         if self.training:
             mean = row_sum.mean(dim=0)
             mean = (average_over_processes(mean) if self.shared else mean).flatten(0, 1).T
-            self.running_row_sum.lerp_(mean.detach().to(self.running_row_sum.dtype), self.momentum)
+            learn(self.running_row_sum, mean)
         else:
             mean = self.running_row_sum
         factor = self.gamma / (mean + self.eps)  # (heads, queries)
@@ -153,6 +155,27 @@ class RowSumNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"heads={len(self.gamma)}, size={self.size}"
+
+
+RECOMPUTING = ContextVar("recomputing", default=False)
+
+
+@contextmanager
+def recomputing() -> Iterator[None]:
+    """While a backward pass computes something again, running statistics stay as they are."""
+    token = RECOMPUTING.set(True)
+    try:
+        yield
+    finally:
+        RECOMPUTING.reset(token)
+
+
+@torch.fx.wrap
+@torch.jit.unused
+def learn(running: Tensor, value: Tensor) -> None:
+    """Moves a running statistic towards a batch's."""
+    if not RECOMPUTING.get():
+        running.lerp_(value.detach().to(running.dtype), MOMENTUM)
 
 
 @torch.fx.wrap

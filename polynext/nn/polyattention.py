@@ -107,10 +107,14 @@ class PolyAttention(nn.Module):
         return 2 * self.p + 1
 
     def forward(self, x: Tensor) -> Tensor:
-        qk, v = self.w_qkv(self.norm(x)).chunk(2, dim=1)
+        return self.w_out(self.mix(self.w_qkv(self.norm(x))))
+
+    def mix(self, qkv: Tensor) -> Tensor:
+        """K(norm(A) V): what happens between the two projections."""
+        qk, v = qkv.chunk(2, dim=1)
         q, k, v = self.split_heads(self.k_q(qk)), self.split_heads(self.k_k(qk)), self.split_heads(self.k_v(v))
         y = self.attend(self.scale(q), k, v).flatten(3).permute(0, 3, 1, 2)  # (B, h d, H, W)
-        return self.w_out(self.out_norm(self.k(y)))
+        return self.out_norm(self.k(y))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, h d, H, W) to (B, H, W, h, d)."""

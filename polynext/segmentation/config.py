@@ -7,6 +7,7 @@ from typing import Literal
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from polynext.errors import PolyNeXtError, require_at_least
+from polynext.models import Memory
 from polynext.training.config import EmaConfig, LoopConfig
 
 
@@ -20,6 +21,8 @@ class SegmentationModelConfig:
         pretrained: fetch the backbone's published weights instead.
         drop_path: stochastic depth of the backbone.
         width: of the decoder.
+        memory: what is kept of the backbone for the backward pass: plain is what PyTorch keeps, lean the matrix
+            products only, at little cost in time; least recomputes whole cells.
     """
 
     backbone: str = "cpolynext_small"
@@ -27,6 +30,7 @@ class SegmentationModelConfig:
     pretrained: bool = False
     drop_path: float = 0.3
     width: int = 512
+    memory: Memory = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)

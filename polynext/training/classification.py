@@ -17,13 +17,14 @@ from polynext.data import evaluation_batches, load_examples, training_transform
 from polynext.data.loader import Prepared, of_images, seed_everything
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
-from polynext.models import create_model, create_variant, is_polynext, read_weights
+from polynext.models import create_model, create_variant, is_polynext, read_weights, set_memory
 from polynext.models.published import check_same_entries, some
 from polynext.training.accuracy import measure_accuracy
 from polynext.training.config import TrainConfig, to_yaml
 from polynext.training.folder import RunFolder
 from polynext.training.loop import Forward, Task, run
 from polynext.training.optimizer import build_optimizer
+from polynext.training.regularisation import head_dropouts
 from polynext.training.report import draw_lines
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
 
@@ -144,6 +145,7 @@ def build_model(config: TrainConfig, classes: int, device: str | None = None) ->
     )
     if config.model.initial_weights is not None and device != "meta":
         load_initial_weights(model, config.model.initial_weights)
+    set_memory(model, chosen.memory)
     return model
 
 
@@ -185,8 +187,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, config: TrainConfig) -> Tenso
 
 def set_head_dropout(model: Any, rate: float) -> None:
     """Dropout of the classifier's input: the last one in the head, if it has several as MetaFormers do."""
-    head = getattr(model, "head", None)
-    drops = [m for m in head.modules() if isinstance(m, nn.Dropout)] if isinstance(head, nn.Module) else []
+    drops = head_dropouts(model)
     if not drops and rate:
         raise PolyNeXtError(f"{type(model).__name__} has no dropout in its head: train it with --model.dropout 0.")
     for drop in drops:

@@ -11,6 +11,7 @@ import yaml
 
 from polynext.data import AugmentConfig, DataConfig
 from polynext.errors import PolyNeXtError, require_at_least
+from polynext.models import Memory
 from polynext.training.regularisation import check_regularisation
 
 
@@ -71,6 +72,8 @@ class ModelConfig:
         dropout_rises: whether dropout rises linearly from 0 at the first epoch or is constant.
         pretrained: start from the published weights.
         initial_weights: start from a checkpoint's; a classifier of other classes starts afresh.
+        memory: what is kept for the backward pass: plain is what PyTorch keeps, lean the matrix products only, at
+            little cost in time; least recomputes whole cells.
     """
 
     name: str = "cpolynext_nano"
@@ -80,6 +83,7 @@ class ModelConfig:
     dropout_rises: bool = True
     pretrained: bool = False
     initial_weights: Path | None = None
+    memory: Memory = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +109,7 @@ class LoopConfig:
         micro_batch: images a process handles at once, gradients being accumulated up to batch_size; 0 for its whole
             share of a batch.
         precision: of the forward pass: float32 or bf16 autocast.
-        compile: with torch.compile.
+        compile: with `polynext.compile`.
         seed: of everything random.
         checkpoint_minutes: save this often between two evaluations too; 0 for not.
         log_steps: optimiser steps between two lines of step metrics; 0 for none.

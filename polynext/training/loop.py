@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from polynext.data.loader import Prepared, batches, epoch_order, seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
+from polynext.models import compile
 from polynext.training.config import LoopConfig, to_yaml
 from polynext.training.diagnostics import CellRecord, Diagnostics
 from polynext.training.folder import RunFolder
@@ -151,8 +152,9 @@ class TrainingLoop:
                 "give a smaller --batch-size."
             )
         self.average: AveragedModel | None = None
+        if config.compile:
+            compile(self.model)
         self.wrapped: Any = DistributedDataParallel(self.model) if group.count > 1 else self.model
-        self.forward: Forward = torch.compile(self.wrapped) if config.compile else self.wrapped
         self.progress = Progress()
         self.skips_in_a_row = 0
         self.diagnostics = Diagnostics(self.model) if config.diagnostics else None
@@ -212,10 +214,10 @@ class TrainingLoop:
         statistics = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self.last_cells = None
         if self.diagnostics is not None and self.logs(progress.step + 1):
-            with self.diagnostics.watching() as self.last_cells:
-                loss = self.forward_and_backward(self.wrapped, batches)  # compiled, it could not be watched
+            with self.diagnostics.watching() as self.last_cells, torch.compiler.set_stance("force_eager"):
+                loss = self.forward_and_backward(batches)  # compiled, it could not be watched
         else:
-            loss = self.forward_and_backward(self.forward, batches)
+            loss = self.forward_and_backward(batches)
         loss = self.group.total(loss)[0] / self.group.count  # the same in all processes, as is the gradient
         with self.profile("optimiser"):
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), task.clip_grad or math.inf).item()
@@ -234,7 +236,7 @@ class TrainingLoop:
             self.optimizer.zero_grad()
         self.last_loss, self.last_norm = loss, norm
 
-    def forward_and_backward(self, forward: Forward, batches: list[tuple[Tensor, Tensor]]) -> float:
+    def forward_and_backward(self, batches: list[tuple[Tensor, Tensor]]) -> float:
         """Accumulates the gradient of this process's batches and returns their mean loss."""
         device, counts, loss_sum = self.group.device, self.progress.counts, 0.0
         for i, (images, targets) in enumerate(batches):
@@ -244,7 +246,7 @@ class TrainingLoop:
             alone = i == len(batches) - 1 or self.group.count == 1
             with nullcontext() if alone else self.wrapped.no_sync():
                 with self.profile("forward"), self.autocast():
-                    loss, seen = self.task.loss(forward, images, targets)
+                    loss, seen = self.task.loss(self.wrapped, images, targets)
                 with self.profile("backward"):
                     (loss / len(batches)).backward()
             loss_sum += loss.item() / len(batches)
