@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,13 @@ class Processes:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
         return tensor.tolist()
+
+    def same(self, value: Any) -> Any:
+        """The first one's value, in all processes."""
+        values = [value]
+        if self.count > 1:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def agree(self, tensors: Iterable[Tensor]) -> None:
         """Gives all processes the first one's values, in place."""

@@ -1,6 +1,7 @@
 """The memory of this process: how it gets it, and how much it had."""
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
@@ -42,7 +43,18 @@ def resident_memory() -> int:
     return status("VmRSS") if sys.platform.startswith("linux") else peak_memory()
 
 
+def available_memory() -> int:
+    """Bytes of memory that the machine could still give."""
+    if sys.platform.startswith("linux"):
+        return field_of(Path("/proc/meminfo"), "MemAvailable")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def status(field: str) -> int:
     """A size from Linux's account of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    return field_of(Path("/proc/self/status"), field)
+
+
+def field_of(file: Path, field: str) -> int:
+    lines = file.read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -1,11 +1,11 @@
 """The command line: `polynext COMMAND`. One thin file per command; what it calls can be called from Python."""
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 
 from polynext.cli.commands import Command, Commands
+from polynext.cli.sentences import with_options
 from polynext.errors import PolyNeXtError
 from polynext.extras import missing_extra
 
@@ -63,8 +63,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"{name}: {error.filename or 'the system'}: {error.strerror or error}.", file=sys.stderr)
         return 2
-
-
-def with_options(sentence: str) -> str:
-    """A library's sentence with the fields it names, in backticks, as the options that set them."""
-    return re.sub(r"`([a-z_]+(?:\.[a-z_]+)*)`", lambda field: f"--{field[1].replace('_', '-')}", sentence)

@@ -1,16 +1,20 @@
 """Commands that run by a config: a recipe's, a YAML file's or an interrupted run's, with options for its fields."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
+from polynext.cli.sentences import with_options
+from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
-from polynext.training import Interrupted, to_yaml
+from polynext.training import Interrupted, Task, rehearse, run, to_yaml
 from polynext.training.config import read_config
 
 Config = TypeVar("Config")
@@ -24,6 +28,7 @@ class Options(Generic[Config]):
         config: every field of the run.
         out: folder of the run; runs/RECIPE-TIME by default.
         resume: folder of an interrupted run, to go on with.
+        rehearse: go through all phases of the run in minutes and tell what it will take and what would go wrong.
         profile: tell in the end where the time went.
         print_config: show the resolved config as YAML and stop.
     """
@@ -31,6 +36,7 @@ class Options(Generic[Config]):
     config: Annotated[Config, tyro.conf.arg(name="")]
     out: Path | None = None
     resume: Path | None = None
+    rehearse: bool = False
     profile: bool = False
     print_config: bool = False
 
@@ -45,7 +51,7 @@ class ConfiguredCommand(Generic[Config]):
         recipe: the config of a name.
         default: the recipe if none is named.
         prefix: of a run's folder.
-        train: runs a config in a folder.
+        task: what such a run learns, from its config and processes.
     """
 
     name: str
@@ -53,7 +59,7 @@ class ConfiguredCommand(Generic[Config]):
     recipe: Callable[[str], Config]
     default: str
     prefix: str = ""
-    train: Callable[[Any, Path, bool, bool], object]
+    task: Callable[[Any, Processes], Task]
 
     def run(self, arguments: list[str]) -> int:
         """Trains, and returns the exit status."""
@@ -70,11 +76,20 @@ class ConfiguredCommand(Generic[Config]):
         title = f"{self.prefix}{Path(named or self.default).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
             out = options.resume or options.out or Path("runs") / title
-            self.train(options.config, out, options.resume is not None, options.profile)
+            task = partial(self.task, options.config)
+            if options.rehearse:
+                return self.rehearse(task, options.config, out)
+            run(task, options.config, out, options.resume is not None, options.profile)
         except Interrupted as stop:
             print(f"{self.name}: {stop}", file=sys.stderr)
             return stop.exit_status
         return 0
+
+    def rehearse(self, task: Callable[[Processes], Task], config: Any, out: Path) -> int:
+        report = rehearse(task, config, out)
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(with_options(str(report)))
+        return 1 if report.problems else 0
 
     def starting_config(self, named: str | None, resumed: Path | None) -> Config:
         """What the options change."""

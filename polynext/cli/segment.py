@@ -24,7 +24,7 @@ from polynext.segmentation.overlay import draw_overlay
 from polynext.segmentation.recipes import RECIPES, segmentation_recipe
 from polynext.segmentation.runs import load_segmentation_run
 from polynext.segmentation.sliding import predict
-from polynext.segmentation.task import evaluate, train_segmentation
+from polynext.segmentation.task import Segmentation, evaluate
 from polynext.segmentation.transforms import TestTransform
 from polynext.segmentation.upernet import UPerNet
 
@@ -42,7 +42,7 @@ training = ConfiguredCommand(
     recipe=segmentation_recipe,
     default=DEFAULT,
     prefix="segment-",
-    train=train_segmentation,
+    task=Segmentation,
 )
 
 

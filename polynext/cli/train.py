@@ -3,7 +3,7 @@
 from polynext.cli.configured import ConfiguredCommand
 from polynext.data import DATA_SETS
 from polynext.recipes import RECIPES, recipe
-from polynext.training import train
+from polynext.training import Classification
 
 DESCRIPTION = f"""Train a network by a recipe: `polynext train [RECIPE] [OPTIONS]`.
 
@@ -20,5 +20,5 @@ training = ConfiguredCommand(
     description=DESCRIPTION,
     recipe=recipe,
     default="digits",
-    train=train,
+    task=Classification,
 )

@@ -12,7 +12,7 @@ from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from polynext.data.loader import Prepared, load, seed_everything
+from polynext.data.loader import Labelled, Prepared, load, seed_everything
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.models import read_weights, set_memory
@@ -44,9 +44,9 @@ class Segmentation(Task):
         self.images, self.workers = len(self.train_pairs), config.data.workers
         self.steps, self.round_steps = config.iterations, config.evaluate_every
         self.average_from = int(config.ema.start * config.iterations)
-        self.transform = TrainingTransform(config.data)
+        self.transform, self.evaluated = TrainingTransform(config.data), len(self.val_pairs)
         seed_everything(config.seed)
-        model = build_model(config, len(self.train_pairs.classes)).to(group.device)
+        model = self.build_model().to(group.device)
         model.to(memory_format=torch.channels_last)
         if config.optimizer.clip_cells:
             limit_cell_gradients(model, config.optimizer.clip_cells)
@@ -54,6 +54,9 @@ class Segmentation(Task):
         self.model: nn.Module = convert_sync_batchnorm(model) if synchronised else model
         self.optimizer = build_optimizer(self.model, config)
         self.clip_grad = config.optimizer.clip_grad
+
+    def build_model(self) -> nn.Module:
+        return build_model(self.config, len(self.train_pairs.classes))
 
     def examples(self, epoch: int) -> Prepared:
         return Prepared(self.train_pairs, self.transform, (self.config.seed, epoch))
@@ -66,7 +69,21 @@ class Segmentation(Task):
         return pixel_loss(logits, targets) + self.config.auxiliary_weight * pixel_loss(auxiliary, targets), {}
 
     def evaluate(self, model: nn.Module) -> dict[str, Any]:
-        return evaluate(model, self.val_pairs, self.config, self.group, shown=self.group.first).to_json()
+        shown = self.group.first
+        return evaluate(model, self.val_pairs, self.config, self.group, shown, self.evaluated).to_json()
+
+    def sources(self) -> dict[str, Labelled]:
+        return {"training": self.train_pairs, "validation": self.val_pairs}
+
+    def sample_evaluation(self, images: int) -> int:
+        self.evaluated = min(images, len(self.val_pairs))
+        return len(self.val_pairs)
+
+    def phases(self) -> dict[str, int]:
+        found = {"first steps": 0, "end of warmup": self.config.optimizer.warmup}
+        if self.config.ema.decay:
+            found["averaging begins"] = self.average_from
+        return found | {"last steps": self.steps}
 
     def description(self) -> dict[str, str]:
         return {"backbone": self.config.model.backbone, "classes": json.dumps(self.val_pairs.classes)}
@@ -120,7 +137,7 @@ def load_backbone(model: UPerNet, path: Path) -> None:
     model.backbone.load_state_dict(found)
 
 
-def build_optimizer(model: UPerNet, config: SegmentationConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: SegmentationConfig) -> torch.optim.Optimizer:
     """AdamW; norms and scales do not decay, the heads learn faster."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -156,12 +173,17 @@ def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def evaluate(
-    model: nn.Module, pairs: Pairs, config: SegmentationConfig, group: Processes, shown: bool = False
+    model: nn.Module,
+    pairs: Pairs,
+    config: SegmentationConfig,
+    group: Processes,
+    shown: bool = False,
+    images: int | None = None,
 ) -> SegmentationScores:
-    """Sliding windows over each image once, compared at the mask's own size."""
+    """Sliding windows over each image once, or over so many of them, compared at the mask's own size."""
     model.eval()
     data = config.data
-    mine = [[i] for i in range(group.rank, len(pairs), group.count)]
+    mine = [[i] for i in range(group.rank, len(pairs) if images is None else images, group.count)]
 
     def predictions() -> Iterator[tuple[Tensor, Tensor]]:
         loader = load(Prepared(pairs, TestTransform(data)), mine, data.workers)

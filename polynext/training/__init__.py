@@ -17,7 +17,8 @@ from polynext.training.config import (
     from_yaml,
     to_yaml,
 )
-from polynext.training.loop import DivergedError, Task, TrainingLoop
+from polynext.training.loop import DivergedError, Task, TrainingLoop, run
+from polynext.training.rehearsal import Rehearsal, rehearse
 from polynext.training.stopping import Interrupted
 
 __all__ = [
@@ -27,12 +28,15 @@ __all__ = [
     "Interrupted",
     "ModelConfig",
     "OptimizerConfig",
+    "Rehearsal",
     "ScheduleConfig",
     "Task",
     "TrainConfig",
     "TrainingLoop",
     "build_model",
     "from_yaml",
+    "rehearse",
+    "run",
     "to_yaml",
     "train",
 ]

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,8 @@ from timm.data import Mixup
 from torch import Tensor, nn
 
 from polynext.data import evaluation_batches, load_examples, training_transform
-from polynext.data.loader import Prepared, of_images, seed_everything
+from polynext.data.loader import Labelled, Prepared, of_images, seed_everything
+from polynext.data.sets import find_data_set
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.models import create_model, create_variant, is_polynext, read_weights, set_memory
@@ -52,10 +54,13 @@ class Classification(Task):
         self.steps = config.epochs * self.round_steps
         self.average_from = averages_from(config) * self.round_steps
         seed_everything(config.seed)
-        self.model = build_model(config, len(self.classes)).to(group.device)
+        self.model = self.build_model().to(group.device)
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.clip_grad = 0.0 if config.optimizer.name == "lamb" else config.optimizer.clip_grad  # LAMB limits its own
+
+    def build_model(self) -> nn.Module:
+        return build_model(self.config, len(self.classes))
 
     def examples(self, epoch: int) -> Prepared:
         return Prepared(self.train_examples, self.transform, (self.config.seed, epoch))
@@ -89,6 +94,34 @@ class Classification(Task):
         )
         accuracy, loss = measure_accuracy(model, loader, self.group)
         return {"test_accuracy": accuracy, "test_loss": loss}
+
+    def sources(self) -> dict[str, Labelled]:
+        return {"training": self.train_examples, "test": self.test_examples}
+
+    def data_problems(self) -> list[str]:
+        name, expected = self.config.data.name, find_data_set(self.config.data.name).classes
+        problems = []
+        if expected is not None and len(self.classes) != expected:
+            problems.append(f"{name} has {expected} classes and {len(self.classes)} are here: check its folders.")
+        if len(self.test_examples.classes) < len(self.classes):
+            problems.append(f"{name} has test images of {len(self.test_examples.classes)} classes only.")
+        counts = np.bincount(self.train_examples.labels, minlength=len(self.classes))
+        if not counts.all():
+            empty = [self.classes[i] for i in np.flatnonzero(counts == 0)]
+            problems.append(f"{name} has no training images of {some(empty)}: check its folders.")
+        return problems
+
+    def sample_evaluation(self, images: int) -> int:
+        whole = len(self.test_examples)
+        self.test_examples = self.test_examples.subset(np.linspace(0, whole - 1, min(images, whole)).astype(int))
+        return whole
+
+    def phases(self) -> dict[str, int]:
+        config = self.config
+        found = {"first steps": 0, "end of warmup": config.schedule.warmup_epochs * self.round_steps}
+        if config.ema.decay:
+            found["averaging begins"] = self.average_from
+        return found | {"last epoch": self.steps - self.round_steps}
 
     def description(self) -> dict[str, str]:
         anywhere = replace(self.config, data=replace(self.config.data, root=None))

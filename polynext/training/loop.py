@@ -7,7 +7,7 @@ resumed, ends with the weights of one that was not.
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from polynext.data.loader import Prepared, batches, epoch_order, seed_everything
+from polynext.data.loader import Labelled, Prepared, batches, epoch_order, seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
 from polynext.models import compile
@@ -98,6 +98,22 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, Any]:
         """Figures on images that were not learned from, `score` among them."""
+
+    @abstractmethod
+    def sources(self) -> dict[str, Labelled]:
+        """The images to learn from and to evaluate on, as they are read, by what they are for."""
+
+    def data_problems(self) -> list[str]:
+        """A sentence for each thing about the images that would make the run pointless."""
+        return []
+
+    @abstractmethod
+    def sample_evaluation(self, images: int) -> int:
+        """Makes `evaluate` see so many images only; returns how many there are."""
+
+    @abstractmethod
+    def phases(self) -> dict[str, int]:
+        """The steps at which something in the schedule begins, by what it is."""
 
     @abstractmethod
     def description(self) -> dict[str, str]:
@@ -187,7 +203,7 @@ class TrainingLoop:
                 self.stop.raise_if_asked()
         reporter.round(self, self.finish_round(reporter))
 
-    def batches_left(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches_left(self) -> Generator[tuple[Tensor, Tensor], None, None]:
         """This process's batches for what is left of the run, epoch after epoch; an incomplete step is left out."""
         config, group, step = self.config, self.group, self.progress.step
         in_an_epoch = self.task.images // config.batch_size

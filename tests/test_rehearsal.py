@@ -1,0 +1,173 @@
+"""Rehearsals: every published run goes through all its phases on a small stand-in for its data."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import polynext
+from polynext.cli import main
+from polynext.data import DataConfig
+from polynext.models.polynext import CONFIGS
+from polynext.recipes import RECIPES, recipe
+from polynext.segmentation import RECIPES as SEGMENTATION_RECIPES
+from polynext.segmentation import UPerNet, segmentation_recipe
+from polynext.segmentation.task import Segmentation
+from polynext.training import Classification, OptimizerConfig, TrainConfig, rehearsal, rehearse
+
+CLASSES = {"imagenet": 1000, "cifar10": 10, "svhn": 10, "tiny-imagenet": 200}
+
+
+class NarrowClassification(Classification):
+    """The recipe's network, with an eighth of its width."""
+
+    def build_model(self) -> nn.Module:
+        name, chosen = self.config.model.name, self.config.model
+        options = {"num_classes": len(self.classes), "drop_rate": chosen.dropout}
+        if name not in CONFIGS and name.removesuffix("_bn") not in CONFIGS:
+            return polynext.create_model(name, **options)
+        config = CONFIGS[name.removesuffix("_bn")]
+        stages = tuple(
+            dataclasses.replace(stage, width=8 * max(1, stage.width // 64), cells=1) for stage in config.stages
+        )
+        options |= {"img_size": self.config.data.preprocessing.size, "drop_path_rate": chosen.drop_path}
+        return polynext.create_model(name, architecture=dataclasses.replace(config, stages=stages), **options)
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory) -> Path:
+    """Data sets of the recipes' kinds, as arrays of 40x40 pixels; one batch of the largest recipe."""
+    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    images = rng.integers(0, 256, (4096, 40, 40, 3), dtype=np.uint8)
+    for name, classes in CLASSES.items():
+        labels, names = np.arange(4096) % classes, [f"class {i}" for i in range(classes)]
+        np.savez(root / f"{name}.npz", train_x=images, train_y=labels, test_x=images, test_y=labels, names=names)
+    return root
+
+
+def small(config: TrainConfig, root: Path) -> TrainConfig:
+    size = min(32, config.data.preprocessing.size)
+    preprocessing = dataclasses.replace(config.data.preprocessing, size=size, resize=size + 2)
+    file = root / f"{config.data.name}.npz"
+    data = dataclasses.replace(config.data, root=file, workers=0, preprocessing=preprocessing)
+    return dataclasses.replace(config, data=data)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits"])
+def test_every_recipe_can_be_rehearsed(name: str, stand_ins: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: None)  # a new process for each: see below
+    config = small(recipe(name), stand_ins)
+    with torch.compiler.set_stance("force_eager"):  # compiling is tested with the models
+        report = rehearse(partial(NarrowClassification, config), config, tmp_path / "run", minutes=0.01)
+    assert report.problems == []
+    assert {"first steps", "end of warmup", "last epoch", "evaluation"} <= report.seen.keys()
+    assert ("averaging begins" in report.seen) == bool(config.ema.decay)
+    assert list(tmp_path.iterdir()) == []
+
+
+class NarrowSegmentation(Segmentation):
+    """The recipe's decoder on the smallest backbone of its family."""
+
+    def build_model(self) -> nn.Module:
+        family = self.config.model.backbone.split("_")[0]
+        return UPerNet(f"{family}_tiny", len(self.train_pairs.classes), width=8, image_size=self.config.data.crop)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> Path:
+    """ADE20K's layout and CamVid's arrays, with 16 pairs each."""
+    root, rng = tmp_path_factory.mktemp("scenes"), np.random.default_rng(0)
+    for split in ("training", "validation"):
+        for kind in ("images", "annotations"):
+            (root / kind / split).mkdir(parents=True)
+        for i in range(16):
+            Image.fromarray(rng.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(root / f"images/{split}/{i}.jpg")
+            Image.fromarray(rng.integers(0, 151, (70, 90), dtype=np.uint8)).save(root / f"annotations/{split}/{i}.png")
+    pairs = {"x": rng.integers(0, 256, (16, 70, 90, 3), dtype=np.uint8), "y": rng.integers(0, 11, (16, 70, 90))}
+    arrays = {f"{split}_{kind}": value.astype(np.uint8) for split in ("train", "val") for kind, value in pairs.items()}
+    np.savez(root / "camvid.npz", **arrays)
+    return root
+
+
+@pytest.mark.parametrize("name", SEGMENTATION_RECIPES)
+def test_every_segmentation_recipe_can_be_rehearsed(name: str, scenes: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: None)
+    monkeypatch.setattr(rehearsal, "EVALUATED", 2)
+    config = segmentation_recipe(name)
+    root = scenes / "camvid.npz" if config.data.name == "camvid" else scenes
+    data = dataclasses.replace(config.data, root=root, resize=(90, 70), crop=64, stride=40, workers=0)
+    config = dataclasses.replace(config, data=data)
+    report = rehearse(partial(NarrowSegmentation, config), config, tmp_path / "run", minutes=0.01)
+    assert report.problems == []
+    assert {"first steps", "end of warmup", "last steps", "evaluation"} <= report.seen.keys()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rehearsal_resumes_in_a_new_process_and_leaves_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "digits", "--rehearse", "--data.limit", "128"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing would go wrong" in said and ", the same" in said
+    for word in ("memory", "images/s", "minutes", "disk"):
+        assert word in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_rehearse_together(tmp_path: Path) -> None:
+    port = str(20000 + os.getpid() % 20000)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    arguments = ["-m", "polynext", "train", "digits", "--rehearse", "--micro-batch", "32", "--data.limit", "128"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300, check=True
+    )
+    assert result.stdout.count("nothing would go wrong") == 1
+    assert "2 process(es)" in result.stdout and "in a new process" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def quick(**changes) -> TrainConfig:
+    return dataclasses.replace(recipe("digits"), data=DataConfig(limit=128), **changes)
+
+
+def test_what_would_go_wrong_is_told(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: None)
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10))
+    monkeypatch.setattr(rehearsal, "available_memory", lambda: 1)
+    config = quick(optimizer=OptimizerConfig(lr=1e30, clip_grad=0.0))
+    with np.errstate(all="ignore"):
+        report = rehearse(partial(Classification, config), config, tmp_path / "run")
+    told = " ".join(report.problems)
+    assert "is not finite at" in told
+    assert "images at once need about" in told and "`micro_batch`" in told
+    assert "give another `out`" in told
+
+
+def test_data_that_cannot_be_learned_from_are_told(tmp_path: Path, monkeypatch, capsys) -> None:
+    for split in ("train", "val"):
+        for name in "ab":
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for i in range(4):
+                Image.new("RGB", (8, 8)).save(tmp_path / "data" / split / name / f"{i}.png")
+    (tmp_path / "data" / "train" / "b" / "1.png").write_bytes(b"not an image")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: None)
+    options = ["--data.name", "imagenet", "--data.root", "data", "--data.most-memory", "0", "--batch-size", "2"]
+    colour = ["--data.preprocessing.mean", *["0.5"] * 3, "--data.preprocessing.std", *["0.5"] * 3]
+    assert main(["train", "digits", "--rehearse", *options, *colour, "--micro-batch", "2"]) == 1
+    said = capsys.readouterr().out
+    assert "imagenet has 1000 classes and 2 are here" in said
+    assert "1.png" in said
+    assert main(["train", "digits", "--rehearse", "--data.name", "imagenet", "--data.root", "absent"]) == 1
+    assert "there is no folder absent" in capsys.readouterr().out
