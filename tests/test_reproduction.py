@@ -158,7 +158,8 @@ def test_segmentation_weights_have_names(monkeypatch) -> None:
         (["1", "--data", "imagenet"], "--data 'imagenet' names no place: give it as NAME=PLACE"),
         (["1", "--data", "imaginet=x"], "--data imaginet=... is none of the data sets"),
         (["1", "--weights", "monet_tinny=x"], "did you mean monet_tiny"),
-        (["1", "--weights", "monet_tiny=absent"], "there is no such file or folder"),
+        (["1", "--weights", "monet_tiny=absent"], "--weights monet_tiny=absent: there is no such file or folder"),
+        (["1", "--data", "imagenet=absent"], "--data imagenet=absent: there is no such file or folder"),
     ],
 )
 def test_mistakes(arguments: list[str], sentence: str, capsys) -> None:

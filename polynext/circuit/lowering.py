@@ -203,7 +203,8 @@ class Lowering:
 
     def matrix_product(self, left: Value, right: Value) -> Node:
         """(..., n, k) times (..., k, m), of two values or of a value and a constant."""
-        if isinstance(left, Node) and isinstance(right, Tensor) and right.ndim == 2:
+        if isinstance(left, Node) and isinstance(right, Tensor) and is_one_matrix(right):
+            right = right.flatten(0, -3)[0] if right.ndim > 2 else right
             weight = right.T.double().numpy()
             rows = left.size // weight.shape[1]
             return linear(left, Dense(np.ascontiguousarray(weight), rows), (*left.shape[:-1], len(weight)))
@@ -255,6 +256,14 @@ class Lowering:
         size = (value.shape[-2], value.shape[-1])
         pool = Convolution(weight, size, tuple(stride or kernel), tuple(padding), (1, 1), channels)
         return linear(value, pool, shape)
+
+
+def is_one_matrix(constant: Tensor) -> bool:
+    """Whether it is a matrix, or one repeated for each of a batch, as a linear layer on an image is traced."""
+    if constant.ndim < 3:
+        return constant.ndim == 2
+    batch = constant.flatten(0, -3)
+    return bool((batch == batch[:1]).all())
 
 
 def filled(arguments: Sequence[Any], defaults: list[Any]) -> list[Any]:

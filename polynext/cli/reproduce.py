@@ -58,10 +58,12 @@ def main(
     for name in places:
         if name not in PLACES:
             raise PolyNeXtError(f"--data {name}=... is none of the data sets: {', '.join(PLACES)}.")
-    for name, place in own.items():
+    for name in own:
         check_model(name.split(":")[0])
-        if not place.exists():
-            raise PolyNeXtError(f"--weights {name}={place}: there is no such file or folder.")
+    for option, given in (("data", places), ("weights", own)):
+        for name, place in given.items():
+            if not place.exists():
+                raise PolyNeXtError(f"--{option} {name}={place}: there is no such file or folder.")
     setup = Setup(
         out=out,
         data=places,
