@@ -29,7 +29,7 @@ ROOMS = {
 # Single files above the rooms or below them; those below may be imported by all.
 ABOVE = {
     "runs": {"data", "models", "training"},
-    "export": set(),
+    "export": {"nn"},
     "__main__": {"cli"},
     "__init__": {"models"} | set(ROOMS),
 }

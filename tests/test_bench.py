@@ -140,6 +140,19 @@ def test_the_papers_table_has_ours_beside_it() -> None:
     assert float(ours[6]) == names.index("cpolynext_small") + 1
 
 
+def test_the_fastest_model_of_each_accuracy_is_named() -> None:
+    speeds = {"cpolynext_tiny": 9, "convformer_s18": 4, "cpolynext_small": 3, "caformer_s18": 2}
+    made = [
+        Measurement(Candidate(name, "eager"), 1, 1, Timing([1.0]), Timing([1.0]), batch_size=speed)
+        for name, speed in speeds.items()
+    ]
+    found = figures.leaders(made)
+    assert found[0].startswith("Of at least 80% top-1, CPolyNeXt-T (80.2%) is the fastest at 9 images/s, 2.25 times")
+    assert "at least 83% top-1, ConvFormer-S18" in found[3]
+    assert "at least 83.5% top-1, CPolyNeXt-S (83.9%) is the fastest at 3 images/s, 1.50 times as fast as" in found[4]
+    assert len(found) == 5
+
+
 def test_scaling_figure_has_every_family(tmp_path: Path) -> None:
     points = figures.families("params")
     assert sum(map(len, points.values())) == len(paper.main_results()) == 42

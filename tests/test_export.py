@@ -10,6 +10,7 @@ import polynext  # noqa: F401  (registers the models)
 from polynext.cli import main
 from polynext.errors import PolyNeXtError
 from polynext.export import SUFFIXES, check, export, load
+from polynext.nn import LayerNorm2d
 
 
 def perturbed(name: str) -> torch.nn.Module:
@@ -31,6 +32,19 @@ def test_a_file_computes_what_the_model_does(name: str, form, tmp_path: Path) ->
         images = torch.randn(batch, 1, 8, 8)
         with torch.no_grad():
             torch.testing.assert_close(exported(images), model(images), atol=1e-5, rtol=1e-5)
+
+
+def test_onnx_permutes_maps_for_norms_only(tmp_path: Path) -> None:
+    """Each permutation is a copy there: two for each norm, and those of the head."""
+    import onnx
+
+    model = perturbed("cpolynext_nano")
+    export(model, (1, 8, 8), tmp_path / "model.onnx", "onnx")
+    operations = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
+    norms = operations.count("LayerNormalization")
+    assert norms == sum(isinstance(module, LayerNorm2d) for module in model.modules())
+    assert operations.count("Transpose") <= 2 * norms + 1
+    assert "MatMul" not in operations
 
 
 def test_a_file_of_other_weights_does_not_pass(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ COLOURS = {
 OTHERS = "#a0a0a0"
 OTHER_MARKERS = "osD^v<>pPXhd"
 
+# Accuracies (top-1, %) for which the fastest model is named.
+REGIONS = (80.0, 81.0, 82.0, 83.0, 83.5, 84.0, 84.5, 85.0)
+
 Points = dict[str, list[tuple[float, float, str]]]
 
 
@@ -39,6 +42,21 @@ def measured_families(measured: Sequence[Measurement]) -> dict[str, Points]:
             points = found.setdefault(one.candidate.engine, {}).setdefault(row["model"].split("-")[0], [])
             points.append((one.throughput, row["top1"], row["model"]))
     return found
+
+
+def leaders(measured: Sequence[Measurement]) -> list[str]:
+    """Who is fastest among the measured models of at least some accuracy, in a sentence for each accuracy."""
+    points = [p for of_engine in measured_families(measured).values() for family in of_engine.values() for p in family]
+    sentences = []
+    for least in REGIONS:
+        ranked = sorted((p for p in points if p[1] >= least), reverse=True)
+        if not ranked:
+            continue
+        speed, top1, model = ranked[0]
+        second = f", {speed / ranked[1][0]:.2f} times as fast as {ranked[1][2]}" if len(ranked) > 1 else ""
+        lead = f"{model} ({top1:g}%) is the fastest at {speed:.4g} images/s"
+        sentences.append(f"Of at least {least:g}% top-1, {lead}{second}.")
+    return sentences
 
 
 def draw(

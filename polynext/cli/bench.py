@@ -15,7 +15,7 @@ from tqdm import tqdm
 import polynext
 from polynext import paper
 from polynext.bench.candidates import Candidate, Setting
-from polynext.bench.figures import draw
+from polynext.bench.figures import draw, leaders
 from polynext.bench.timing import Measurement, measure
 from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError
@@ -63,8 +63,8 @@ def main(
         raise PolyNeXtError("a measurement needs at least one round and one image: raise --rounds or --batch-size.")
     if not device.startswith(("cpu", "cuda")) or (device.startswith("cuda") and not torch.cuda.is_available()):
         raise PolyNeXtError(f"there is no device {device!r} here: give cpu" + ", or cuda." * torch.cuda.is_available())
-    if paper_table and (models or len(engines) > 1):
-        raise PolyNeXtError("--paper has its own list of models and takes one engine: leave the rest out.")
+    if paper_table and models:
+        raise PolyNeXtError("--paper has its own list of models: leave the others out.")
     engines = engines or (("compiled",) if paper_table else ("eager",))
     names = tuple(filter(None, map(paper.timm_name, paper_models()))) if paper_table else models or DEFAULT_MODELS
     setting = Setting(device, batch_size or (128 if device.startswith("cuda") else 8), image_size, threads)
@@ -88,7 +88,11 @@ def main(
     else:
         print(", ".join(f"{key} {value}" for key, value in record["setting"].items() if key != "command"))
         print()
-        print(paper_comparison(measured) if paper_table else comparison(measured))
+        for engine in engines if paper_table else ():
+            of_engine = [m for m in measured if m.candidate.engine == engine]
+            print("\n".join([f"{engine}:", paper_comparison(of_engine), *leaders(of_engine), ""]))
+        if not paper_table:
+            print(comparison(measured))
         for candidate, reason in skipped.items():
             print(f"{candidate.model} {candidate.engine}: not measured, {reason}")
     if out:

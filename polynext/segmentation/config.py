@@ -22,7 +22,7 @@ class SegmentationModelConfig:
         drop_path: stochastic depth of the backbone.
         width: of the decoder.
         memory: what is kept of the backbone for the backward pass: plain is what PyTorch keeps, lean the matrix
-            products only, at little cost in time; least recomputes whole cells.
+            products only, at some cost in time; least recomputes whole cells.
     """
 
     backbone: str = "cpolynext_small"

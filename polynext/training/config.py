@@ -73,7 +73,7 @@ class ModelConfig:
         pretrained: start from the published weights.
         initial_weights: start from a checkpoint's; a classifier of other classes starts afresh.
         memory: what is kept for the backward pass: plain is what PyTorch keeps, lean the matrix products only, at
-            little cost in time; least recomputes whole cells.
+            some cost in time; least recomputes whole cells.
     """
 
     name: str = "cpolynext_nano"
