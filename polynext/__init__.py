@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         nn,
         recipes,
         segmentation,
+        service,
         training,
     )
     from polynext.models import create_model, from_published, list_models, load_weights, replace_mixers
@@ -52,6 +53,7 @@ __all__ = [
     "recipes",
     "replace_mixers",
     "segmentation",
+    "service",
     "training",
 ]
 
