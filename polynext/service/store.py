@@ -99,6 +99,7 @@ class Store:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            self.lock.close()
             raise PolyNeXtError(f"another service works in {folder}: stop it, or choose another `data`.") from error
         self.database = sqlite3.connect(folder / "store.sqlite", isolation_level=None, check_same_thread=False)
         self.database.execute("PRAGMA journal_mode = WAL")

@@ -1,8 +1,12 @@
 """Services on 127.0.0.1 with a small network, and folders to serve."""
 
 import asyncio
+import hashlib
+import secrets
 import socket
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +20,7 @@ import uvicorn
 
 from polynext.circuit import lower
 from polynext.encrypted import Offer, Plan, connect, make_plan, save_server
+from polynext.encrypted.backends.protocol import Savable
 from polynext.encrypted.remote import RemoteClient
 from polynext.preprocessing import Preprocessing
 from polynext.service import LocalWorkers, Service, Settings, Store, Tokens, create_app, load_networks
@@ -62,7 +67,8 @@ class Running:
     """A service in a thread of its own."""
 
     def __init__(self, data: Path, *folders: Path, tokens: Tokens | None = None, **settings: Any):
-        self.data, self.ready, self.stop_now = data, threading.Event(), threading.Event()
+        self.data, self.ready = data, threading.Event()
+        self.clients: list[httpx.Client] = []
         self.settings = Settings(**{"free_disk": 0, **settings})
         self.networks, self.tokens = load_networks(folders, allow_unencrypted=True), tokens
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -94,6 +100,8 @@ class Running:
         return asyncio.run_coroutine_threadsafe(called(), self.loop).result(10)
 
     def stop(self) -> None:
+        for client in self.clients:
+            client.close()
         self.server.should_exit = True
         self.thread.join(30)
         assert not self.thread.is_alive()
@@ -102,7 +110,8 @@ class Running:
         return connect(self.url, keys=keys, **{**QUIET, **options})
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, **options)
+        self.clients.append(httpx.Client(base_url=self.url, timeout=30, **options))
+        return self.clients[-1]
 
 
 Start = Callable[..., Running]
@@ -129,3 +138,62 @@ def running(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     made = Running(tmp_path_factory.mktemp("service"), folder)
     yield made
     made.stop()
+
+
+class ByHand:
+    """A client that speaks HTTP itself, with keys of its own."""
+
+    def __init__(self, running: Running, network: str = "small", **options: Any):
+        self.network = running.networks[network]
+        self.http = running.http(**options)
+        secret = self.network.ring.generate_key()
+        keys = secret.sendable_keys(self.network.offer.rotations)
+        savable = {"relinearisation": keys.relinearisation, **{f"rotation-{s}": k for s, k in keys.rotations.items()}}
+        self.secret, self.parts = secret, {name: saved(savable[name]) for name in self.network.parts}
+        if not self.network.encrypts:  # such keys are all the same, and these are to be somebody's own
+            self.parts["relinearisation"] += "".join(secrets.choice(" \n\t") for _ in range(32)).encode()
+
+    def manifest(self, **changes: bytes) -> dict[str, Any]:
+        parts = {**self.parts, **changes}
+        described = [
+            {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in parts.items()
+        ]
+        return {"offer": self.network.offer.fingerprint, "parts": described}
+
+    def announce(self, **changes: bytes) -> str:
+        return self.http.post("/v1/keys", json=self.manifest(**changes)).raise_for_status().json()["id"]
+
+    def put(self, keys: str, name: str, data: bytes, offset: int = 0) -> httpx.Response:
+        return self.http.put(f"/v1/keys/{keys}/parts/{name}", params={"offset": offset}, content=data)
+
+    def send_keys(self) -> str:
+        keys = self.announce()
+        for name, data in self.parts.items():
+            self.put(keys, name, data).raise_for_status()
+        return keys
+
+    def ciphertext(self, image: np.ndarray) -> bytes:
+        return saved(self.secret.encrypt(self.network.offer.pack(image[None])))
+
+    def ask(self, job: str, keys: str, data: bytes, offer: str = "small") -> httpx.Response:
+        return self.http.put(f"/v1/jobs/{job}", params={"offer": offer, "keys": keys}, content=data)
+
+    def ended(self, job: str, seconds: float = 60) -> dict[str, Any]:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            state = self.http.get(f"/v1/jobs/{job}").raise_for_status().json()
+            if state["state"] not in ("queued", "running"):
+                return state
+            time.sleep(0.05)
+        raise AssertionError(f"job {job} did not end: {state}")
+
+
+def saved(part: Savable) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        part.save(f"{folder}/part")
+        return (Path(folder) / "part").read_bytes()
+
+
+def new_job() -> str:
+    return secrets.token_hex(16)
