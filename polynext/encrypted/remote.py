@@ -38,7 +38,8 @@ from polynext.preprocessing import open_picture
 MANIFEST = "parts.json"
 AT_A_TIME = 8  # requests of one client that are open at once
 PIECE = 2**20
-RETRIED = (429, 502, 503, 504, 507)
+# A server that says when to come back is asked again, and so is one that its proxy cannot reach.
+RETRIED, FINAL = (502, 503, 504), ("too_many_keys",)
 
 # Something is happening: what, and which share of it is done.
 Progress = Callable[[str, float], None]
@@ -299,7 +300,7 @@ class Session:
             try:
                 return await attempt()
             except RefusedError as refusal:
-                if refusal.status not in RETRIED or refusal.code == "too_many_keys":
+                if refusal.code in FINAL or (refusal.retry_after is None and refusal.status not in RETRIED):
                     raise
                 error: Exception = refusal
                 wait = refusal.retry_after or pause
@@ -327,7 +328,7 @@ class Session:
         async def attempt() -> None:
             state = await self.json("GET", f"v1/keys/{keys}", again=False)
             received = next(p for p in state["parts"] if p["name"] == part["name"])["received"]
-            if received < part["bytes"]:
+            if received < part["bytes"]:  # another process with the same keys may be sending it too
                 where = f"v1/keys/{keys}/parts/{part['name']}"
                 pieces = read_pieces(path, received, lambda at: progress(at - part["received"]))
                 checked(await self.http.put(where, params={"offset": received}, content=pieces))

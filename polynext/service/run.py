@@ -85,6 +85,7 @@ def listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(128)  # who reads the address may connect at once
     except (OSError, OverflowError) as error:
         listening.close()
         raise PolyNeXtError(

@@ -133,7 +133,7 @@ class Service:
                 if status["complete"] and offset == status["received"]:
                     return status
                 sentence = f"{status['received']} bytes of {name} are here: go on from there, not from {offset}."
-                raise Refusal(409, "offset", sentence, received=status["received"])
+                raise Refusal(409, "offset", sentence, 1, received=status["received"])
             await self.append(part, self.store.incoming(id, name), body)
             if length(self.store.incoming(id, name)) == part.bytes:
                 await self.check_part(keys, part)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from polynext.errors import PolyNeXtError
 from polynext.service import Settings, Store
+from polynext.service.engine import KeyCache, Task
 from polynext.service.refusal import Refusal
 from polynext.service.settings import Client
 from polynext.service.store import KeySet, PartInfo
@@ -117,3 +119,14 @@ def test_everything_is_bounded(opened: Opener) -> None:
     assert refusal.value.status == 507
     with pytest.raises(Refusal, match="no room"):
         keys_of(opened("other", free_disk=2**60), ANN)
+
+
+def test_keys_in_memory_are_bounded(tmp_path: Path) -> None:
+    network = SimpleNamespace(offer=SimpleNamespace(bill=SimpleNamespace(key_bytes=40)), loaded=[])
+    network.load_keys = lambda folder: network.loaded.append(folder.name)
+    cache = KeyCache(100)
+    for keys in ("a", "b", "a", "c", "a"):  # c makes b go
+        cache.get(network, Task("small", keys, tmp_path / keys, tmp_path, tmp_path, ""))  # type: ignore[arg-type]
+    assert list(cache.held) == ["c", "a"] and cache.bytes == 80 and network.loaded == ["a", "b", "c"]
+    cache.forget("c")
+    assert list(cache.held) == ["a"]
