@@ -1,6 +1,7 @@
 """Starts a service."""
 
 import asyncio
+import signal
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -74,6 +75,8 @@ async def run(
     try:
         host, port = listening.getsockname()[:2]
         print(f"http://{f'[{host}]' if ':' in host else host}:{port}", *notes, sep="\n", flush=True)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)  # uvicorn stops at them, and then raises them again
         await server.serve([listening])
     finally:
         await service.stop()

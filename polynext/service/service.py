@@ -211,8 +211,13 @@ class Service:
         self.store.require_place(client, network.offer.bill.seconds)
         self.store.require_room(3 * most)
         dialect = await self.save_request(id, network, bytes(data))
-        known = self.store.job(id)  # somebody may have been faster
+        known = self.store.job(id)  # somebody may have been faster, and others may have taken the last place
         if known is None:
+            try:
+                self.store.require_place(client, network.offer.bill.seconds)
+            except Refusal:
+                self.store.forget_job(id)
+                raise
             known = self.store.add_job(id, offer, keys, client, digest, dialect)
             tell("job accepted", job=id, offer=offer, client=client.name, keys=keys.id)
             self.wake()

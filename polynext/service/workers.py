@@ -77,6 +77,8 @@ class LocalWorkers(Workers):
             raise PolyNeXtError(self.trouble)
 
     def launch(self) -> None:
+        if self.trouble is not None:
+            return
         spawn = multiprocessing.get_context("spawn")  # a fork would copy this process's threads and sockets
         ours, theirs = spawn.Pipe()
         given = (theirs, self.networks, self.settings.key_memory, self.settings.job_seconds)

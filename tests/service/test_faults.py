@@ -162,7 +162,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(
         process.send_signal(signal.SIGKILL)
         process.wait()
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in engine))  # nobody is left behind
-    with served(seal_folder, data, int(url.rsplit(":", 1)[1])):
+    with served(seal_folder, data, int(url.rsplit(":", 1)[1])) as (process, _):
         states = [by_hand.ended(job) for job in jobs]
         assert [state["state"] for state in states] == ["done"] * 4
         for job in jobs:
@@ -170,8 +170,11 @@ def test_a_server_that_is_killed_goes_on_where_it_was(
             path.write_bytes(by_hand.http.get(f"/v1/jobs/{job}/answer").content)
             parameters = by_hand.network.offer.parameters
             by_hand.network.ring.load_ciphertext(path, parameters.depth, parameters.scale)
+        process.terminate()
+        assert process.wait(30) == 0
     by_hand.http.close()
     log = data.with_suffix(".log").read_text()
+    assert '"event": "stopped"' in log
     assert "Traceback" not in log and keys not in log and not any(job in log for job in jobs)
 
 

@@ -175,3 +175,20 @@ class Recorder:
         self.server.shutdown(socket.SHUT_RDWR)
         for one in self.sockets:
             one.close()
+
+
+@pytest.mark.slow
+def test_the_embedded_network_answers_encrypted_digits(start: Start, tmp_path: Path) -> None:
+    """What `polynext encrypted serve` offers without arguments."""
+    from polynext.data import DataConfig, load_examples
+    from polynext.encrypted.embedded import WEIGHTS, embedded_server
+    from polynext.runs import load_run
+
+    running = start(embedded_server())
+    trained, digits = load_run(WEIGHTS), load_examples(DataConfig(), "test")
+    client = connect(running.url, keys=tmp_path / "keys", progress=lambda what, share: None, timeout=600)
+    result = client.predict([digits.image(i) for i in range(4)])
+    images = np.stack([trained.preprocessing(digits.image(i)).astype(np.float64) for i in range(4)])
+    wanted = logits(trained.model, images)
+    assert np.abs(result.logits - wanted).max() < 1e-3 * np.abs(wanted).max()
+    assert result.labels == tuple(str(label) for label in wanted.argmax(axis=1))
