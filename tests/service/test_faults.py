@@ -269,12 +269,13 @@ def test_a_thousand_malformed_requests(running: Running) -> None:
     assert httpx.get(f"{running.url}/ready").status_code == 200
 
 
-def test_a_node_that_dies_has_its_jobs_done_elsewhere(
-    seal_folder: Path, trained: Any, examples: np.ndarray, tmp_path: Path
-) -> None:
+def test_a_node_that_dies_has_its_jobs_done_elsewhere(seal_folder: Path, trained: Any, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     script = Path(__file__).with_name("ray_nodes.py")
     result = subprocess.run(
         [sys.executable, str(script), str(seal_folder), str(tmp_path)], capture_output=True, text=True, timeout=500
     )
-    assert result.stdout.splitlines()[-1:] == ["3 nodes, one killed at work, all answered, one joined"], result.stderr
+    assert result.returncode == 0, result.stderr
+    images = np.stack([np.full((1, 4, 4), number / 10) for number in range(3)])
+    wanted = logits(trained, images)
+    assert np.abs(np.load(tmp_path / "answers.npy") - wanted).max() < 1e-3 * np.abs(wanted).max()
