@@ -32,7 +32,7 @@ slow: .venv/installed
 
 # Installs the newest of everything, tests it, and writes its names and versions down if it passes.
 versions: .venv/python
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --upgrade --editable ".[dev]"
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --upgrade --editable ".[dev]"
 	touch .venv/installed
 	$(MAKE) test
 	echo "# Versions that are known to work together, by make versions." > requirements.txt
@@ -48,5 +48,5 @@ clean:
 	touch $@
 
 .venv/installed: .venv/python pyproject.toml requirements.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints requirements.txt --editable ".[dev]"
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraints requirements.txt --editable ".[dev]"
 	touch $@

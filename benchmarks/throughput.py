@@ -12,7 +12,7 @@ import timm
 import torch
 
 from polynext.bench.candidates import Candidate, Setting, input_size, prepare
-from polynext.bench.measure import Timing, turn
+from polynext.bench.timing import Timing, turn
 from polynext.cli.table import table
 from polynext.memory import keep_freed_memory
 from polynext.models.costs import count_macs

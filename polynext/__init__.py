@@ -23,11 +23,12 @@ if TYPE_CHECKING:
         models,
         nn,
         recipes,
+        reproduction,
         segmentation,
         service,
         training,
     )
-    from polynext.models import create_model, from_published, list_models, load_weights, replace_mixers
+    from polynext.models import compile, create_model, from_published, list_models, load_weights, replace_mixers
     from polynext.preprocessing import Preprocessing
     from polynext.runs import Run, load_run
 
@@ -40,6 +41,7 @@ __all__ = [
     "ablation",
     "bench",
     "circuit",
+    "compile",
     "create_model",
     "data",
     "encrypted",
@@ -52,6 +54,7 @@ __all__ = [
     "nn",
     "recipes",
     "replace_mixers",
+    "reproduction",
     "segmentation",
     "service",
     "training",
@@ -68,6 +71,7 @@ def register_models(timm: ModuleType) -> None:
 HOMES = {
     "Preprocessing": "polynext.preprocessing",
     "Run": "polynext.runs",
+    "compile": "polynext.models",
     "create_model": "polynext.models",
     "from_published": "polynext.models",
     "list_models": "polynext.models",

@@ -15,7 +15,7 @@ from polynext.data import DataConfig, load_examples
 from polynext.data.examples import balanced_indices
 from polynext.data.sets import Split
 from polynext.errors import PolyNeXtError
-from polynext.models import create_model, is_polynext, load_weights, read_weights
+from polynext.models import PUBLISHED, create_model, is_polynext, load_weights, read_weights
 from polynext.models.checkpoints import identify, model_for, read_checkpoint, read_metadata, stored_classes
 from polynext.models.published import is_published
 from polynext.preprocessing import Preprocessing
@@ -34,6 +34,7 @@ class Run:
         weights: a hash of their file, or what they are instead: "published" or "untrained".
         checkpoint: their file, if they come from one.
         config: how it was trained, if it is a run of ours.
+        tag: of published weights, as in `cpolynext_small.in1k`; None for others.
     """
 
     name: str
@@ -43,6 +44,12 @@ class Run:
     weights: str = "untrained"
     checkpoint: Path | None = None
     config: TrainConfig | None = None
+    tag: str | None = None
+
+    @property
+    def tagged_name(self) -> str:
+        """The model, with the tag of its weights if they are published ones."""
+        return f"{bare(self.name)}.{self.tag}" if self.tag else self.name
 
     @property
     def data(self) -> DataConfig:
@@ -127,8 +134,9 @@ def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = Fals
     if not timm.is_model(bare(name)):
         raise PolyNeXtError(f"{name!r} is neither a model nor the folder or file of a run: see `polynext models`.")
     if checkpoint is None:
-        model = create_model(name, pretrained=pretrained)
-        return Run(name, model, own_preprocessing(model), weights="published" if pretrained else "untrained")
+        model: Any = create_model(name, pretrained=pretrained)
+        weights, tag = ("published", model.pretrained_cfg.get("tag")) if pretrained else ("untrained", None)
+        return Run(name, model, own_preprocessing(model), weights=weights, tag=tag)
     stated, metadata = stated_model(checkpoint), read_metadata(checkpoint)
     if stated is not None and bare(stated) != bare(name):
         raise PolyNeXtError(f"{checkpoint} holds weights of {stated}, not of {name}.")
@@ -141,7 +149,8 @@ def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = Fals
         options: dict[str, Any] = {"num_classes": len(classes)} if classes else {}
         model = create_model(name, **options)
     load_weights(model, checkpoint)
-    return Run(name, model, own_preprocessing(model), classes, digest(checkpoint), checkpoint)
+    preprocessing, tag = own_preprocessing(model), published_tag(bare(name), checkpoint)
+    return Run(name, model, preprocessing, classes, digest(checkpoint), checkpoint, tag=tag)
 
 
 def stated_model(path: Path) -> str | None:
@@ -149,6 +158,19 @@ def stated_model(path: Path) -> str | None:
     if "model" in (metadata := read_metadata(path)):
         return metadata["model"]
     return identify(read_weights(path)) if is_published(read_checkpoint(path)) else None
+
+
+def published_tag(model: str, path: Path) -> str | None:
+    """The tag of weights that the authors published: what a converted file says, or what the authors' own is called.
+
+    Their files do not say it, so one of several for a model is known by its name alone.
+    """
+    if "tag" in (metadata := read_metadata(path)):
+        return metadata["tag"]
+    if not is_published(read_checkpoint(path)):
+        return None
+    files = {file: tagged.split(".")[1] for tagged, file in PUBLISHED.items() if tagged.split(".")[0] == model}
+    return next(iter(files.values())) if len(files) == 1 else files.get(path.name)
 
 
 def bare(name: str) -> str:

@@ -17,21 +17,24 @@ from polynext import paper
 from polynext.ablation import sweep as sweep_module
 from polynext.ablation.baselines import FAMILIES, baselines, costs
 from polynext.ablation.report import Outcome, collect, draw, remark, table_rows, to_json
-from polynext.ablation.rows import ROWS, TABLES
+from polynext.ablation.rows import ROWS, TABLES, obstacle
 from polynext.ablation.sweep import Sweep, Trial, all_trials, run_sweep, train_trials
 from polynext.circuit.degree import is_polynomial
 from polynext.cli import main
+from polynext.cli.ablate import rows_of
 from polynext.errors import PolyNeXtError
+from polynext.models import create_model
 from polynext.models.network import Cell
 from polynext.models.polynext import CONFIGS, halving
 from polynext.models.substitutes import FineConv, GeluMLP, SeparableConv, StandardAttention
 from polynext.models.variants import create_variant, widened
-from polynext.nn import LayerScale, LearnableScale, PolyAttention, PolyConv, PolyMLP, SigmoidScale
+from polynext.nn import LayerScale, LearnableScale, PolyAttention, PolyConv, PolyMLP, PositionNorm2d, SigmoidScale
 from polynext.runs import load_run
 from polynext.training import build_model
 
 DIGITS = baselines("digits")
-OURS = [name for name, row in ROWS.items() if row.table != "recipes"]
+# The digits' baselines start with falling scales themselves.
+OURS = [name for name, row in ROWS.items() if row.table != "recipes" and name != "scales-falling"]
 
 
 def network(name: str, scale: str = "digits") -> nn.Module:
@@ -198,9 +201,54 @@ def test_a_variant_that_would_change_nothing_is_refused() -> None:
         ("cpolynext_tiny", "softer", "there is no variant 'softer'"),
         ("resnet18", "addition", "resnet18 has no variant 'addition'"),
         ("resnet18", "polyconv", "ResNet has nothing to replace"),
+        ("cpolynext_tiny", "scales-halving", "changes nothing: cpolynext_tiny is so without it"),
+        ("cpolynext_micro", "scales-falling", "changes nothing"),
+        ("cpolynext_tiny", "position-beta", "no position norm that the variant"),
+        ("apolynext_tiny", "addition+degree-3", "change the same parts"),
+        ("apolynext_tiny", "window-7+standard-attention", "has no windows"),
     ]:
         with pytest.raises(PolyNeXtError, match=sentence):
             create_variant(name, variant, device="meta")
+
+
+def test_windows_heads_and_norms_are_variants_that_go_together() -> None:
+    variant = "window-2+heads-3+position-beta+shared-statistics"
+    model = create_variant("apolynext_nano_bn", variant, in_chans=1, num_classes=10, img_size=8)
+    (attention,) = (m for m in model.modules() if isinstance(m, PolyAttention))
+    assert (attention.window, attention.heads, attention.row_norm.shared) == (2, 3, True)
+    norms = [m for m in model.modules() if isinstance(m, PositionNorm2d)]
+    assert norms and all(norm.shared and norm.beta_c is not None for norm in norms)
+    assert not any(m.shared for m in create_model("apolynext_nano_bn").modules() if isinstance(m, PositionNorm2d))
+
+
+@pytest.mark.parametrize("scale", ["digits", "cifar10", "imagenet"])
+def test_standard_attention_costs_what_ours_does(scale: str) -> None:
+    sweep = Sweep(scale)
+    (_, ours), (_, standard) = (costs(sweep.config(name)) for name in ("apolynext", "standard-attention"))
+    assert standard == pytest.approx(ours, rel=0.01)
+
+
+@pytest.mark.parametrize("scale", ["digits", "cifar10", "imagenet"])
+def test_every_row_changes_its_baseline_or_is_refused(scale: str) -> None:
+    for name in ("scales-half", "scales-falling", "scales-halving"):
+        same = name == ("scales-halving" if scale == "imagenet" else "scales-falling")
+        assert ("changes nothing" in (obstacle(name, scale) or "")) == same
+    for row in ROWS.values():
+        baseline = baselines(scale)[row.family]
+        assert row.change(baseline) != baseline, row.name
+
+
+def test_dropout_is_constant_where_the_paper_says_that_it_diverges() -> None:
+    for scale in ("digits", "imagenet"):
+        model = Sweep(scale).config("constant-dropout").model
+        assert (model.dropout, model.dropout_rises) == (0.4, False)
+
+
+def test_a_table_leaves_out_what_changes_nothing_and_says_so(capsys) -> None:
+    assert "scales-falling" not in rows_of(("further",), "digits")
+    assert "scales-falling: left out, the variant 'scales-falling' changes nothing" in capsys.readouterr().err
+    with pytest.raises(PolyNeXtError, match="changes nothing"):
+        rows_of(("scales-falling",), "digits")
 
 
 def test_failures_and_divergence_stay_their_rows_own(tmp_path: Path, monkeypatch) -> None:

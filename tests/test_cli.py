@@ -31,11 +31,15 @@ def test_models_as_json(capsys) -> None:
     assert tiny["log2_degree"] == 73
 
 
-def test_models_that_state_no_degree(capsys) -> None:
+def test_prior_models_state_their_degree_and_borrowed_ones_none(capsys) -> None:
     assert main(["models", "monet*"]) == 0
     rows = capsys.readouterr().out.splitlines()[2:]
-    assert [row.split()[0] for row in rows] == ["monet_tiny", "monet_small"]
-    assert all(row.split()[-3:] == ["activation-free", "-", "-"] for row in rows)
+    assert [row.split()[0] for row in rows] == ["monet_tiny", "monet_small", "monet_tiny_bn", "monet_small_bn"]
+    assert [row.split()[-3:] for row in rows[:2]] == [
+        ["activation-free", "73", "2^68"],
+        ["activation-free", "77", "2^72"],
+    ]
+    assert [row.split()[-3:] for row in rows[2:]] == [["polynomial", "73", "2^68"], ["polynomial", "77", "2^72"]]
     assert main(["models", "caformer*", "--json"]) == 0
     (caformer,) = json.loads(capsys.readouterr().out)
     assert caformer["kind"] == "polynomial mixers" and not caformer["fully_polynomial"]

@@ -23,6 +23,7 @@ from polynext.data import (
     training_transform,
 )
 from polynext.data.examples import ArrayExamples, balanced_indices
+from polynext.data.loader import Prepared, epoch_order, of_images
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import open_picture, read_image
 
@@ -58,12 +59,13 @@ def test_processes_share_each_training_batch() -> None:
     plain = training_transform(PIXELS, AugmentConfig(crop="none", hflip=0.0, rand_augment="", erasing=0.0))
 
     def order(share: tuple[int, int], start: int = 0) -> list[list[int]]:
-        loader = batches(examples(), plain, 8, seed=3, epoch=1, start=start, share=share)
+        varied = Prepared(examples(), of_images(plain), (3, 1))
+        loader = batches(varied, 8, range(start, 2), epoch_order(20, seed=3, epoch=1), share)
         return [[round(v) for v in images[:, 0, 0, 0].tolist()] for images, _ in loader]
 
     whole, first, second = order((0, 1)), order((0, 2)), order((1, 2))
     assert [a + b for a, b in zip(first, second, strict=True)] == whole
-    assert len(whole) == 2  # 20 images, the incomplete third batch left out
+    assert len(whole) == 2 and len({image for batch in whole for image in batch}) == 16
     assert order((0, 1), start=1) == whole[1:]
 
 

@@ -1,6 +1,7 @@
 """The documentation: its Python runs, its commands parse, its links lead somewhere."""
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -57,3 +58,8 @@ def test_commands_in_the_docs_exist(arguments: list[str], capsys) -> None:
     if "train" in arguments[:2] and not any("runs/" in a for a in arguments):
         assert main([*arguments, *([] if "--print-config" in arguments else ["--print-config"])]) == 0
         assert "batch_size" in capsys.readouterr().out
+
+
+def test_the_api_reference_lists_every_public_name() -> None:
+    api = runpy.run_path(str(ROOT / "docs" / "api.py"))
+    assert (ROOT / "docs" / "api.md").read_text() == api["page"](), "run `python docs/api.py`"

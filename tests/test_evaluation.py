@@ -19,15 +19,17 @@ from torch import nn
 import polynext  # noqa: F401  (registers the models)
 from polynext import paper
 from polynext.cli import main
+from polynext.cli.evaluate import show
 from polynext.data import DataConfig, Preprocessing
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.evaluation.corruptions import CORRUPTIONS, corrupt
+from polynext.evaluation.measure import paper_figure
 from polynext.evaluation.scores import ALEXNET_ERRORS, mean_corruption_error, score
 from polynext.evaluation.sets import open_corrupted, open_set, synsets
 from polynext.paper import published_figure
 from polynext.recipes import recipe
-from polynext.runs import digest
+from polynext.runs import Run, digest
 from polynext.training import train
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -141,6 +143,7 @@ def test_published_figures_agree_with_each_other() -> None:
     assert published_figure("cpolynext_lowres", "cifar10") == 97.1
     assert published_figure("resnet18", "imagenet") is None
     assert published_figure("cpolynext_small_bn", "imagenet") == 82.7
+    assert published_figure("convformer_b36", "imagenet-a") == 40.1  # in the text only
     robustness = {row["model"]: row["imagenet"] for row in paper.rows("2")}
     for row in paper.main_results():
         assert robustness.get(row["model"], row["top1"]) == row["top1"], row
@@ -149,8 +152,37 @@ def test_published_figures_agree_with_each_other() -> None:
         assert row["flops"] == costs[row["model"]], row
 
 
+def test_a_figure_stands_beside_the_weights_that_it_is_of() -> None:
+    assert published_figure("convnext_tiny.fb_in1k", "imagenet") == 82.1
+    assert published_figure("convnext_tiny.in12k_ft_in1k", "imagenet") is None
+    assert published_figure("cpolynext_lowres.svhn", "svhn") == 98.1
+    assert published_figure("cpolynext_lowres.svhn", "cifar10") is None
+    network = nn.Identity()
+    network.pretrained_cfg = {}
+    plain = Run("cpolynext_tiny", network, Preprocessing())
+    trained = replace(plain, config=recipe("cpolynext_tiny"))
+    assert paper_figure(plain, "imagenet") is None, "untrained"
+    assert paper_figure(replace(plain, tag="in1k"), "imagenet") == 80.2
+    assert paper_figure(replace(plain, name="convnext_tiny", tag="in12k_ft_in1k"), "imagenet") is None
+    assert paper_figure(trained, "imagenet") == 80.2
+    model = trained.config.model
+    for other in (replace(model, pretrained=True), replace(model, variant="addition")):
+        assert paper_figure(replace(trained, config=replace(trained.config, model=other)), "imagenet") is None
+    elsewhere = replace(trained.config, data=replace(trained.config.data, name="folder"))
+    assert paper_figure(replace(trained, config=elsewhere), "imagenet") is None
+
+
+def test_other_weights_than_the_papers_are_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"model": "convnext_tiny.in12k_ft_in1k", "weights": "published", "data": "imagenet", "published": None}
+    record |= {"published_of": "convnext_tiny.fb_in1k", "images": 1, "top1": 84.0, "top5": 97.0}
+    show(record, per_class=False, target=Path("x.json"))
+    assert "The paper's figure is of other weights, convnext_tiny.fb_in1k: give that name" in capsys.readouterr().out
+
+
 def test_the_papers_models_are_timms() -> None:
-    assert [name for name in paper.paper()["names"].values() if not timm.is_model(name)] == []
+    names = [name for model in paper.paper()["names"] if (name := paper.weights_name(model, "cifar10"))]
+    assert [name for name in names if not timm.is_model(name.split(".")[0])] == []
+    assert [name for name in names if "." in name and not timm.models.is_model_pretrained(name)] == []
 
 
 def photograph(size: int, channels: int = 3) -> np.ndarray:

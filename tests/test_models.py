@@ -32,7 +32,7 @@ def image_size(name: str) -> int:
 
 
 def build(name: str, **options):
-    if name.endswith("_bn"):
+    if name in NAMES and name.endswith("_bn"):
         options["img_size"] = image_size(name)
     return timm.create_model(name, **options)
 
@@ -49,11 +49,13 @@ def test_every_name_of_the_family_is_registered() -> None:
 
 
 def test_every_registered_model_is_listed() -> None:
-    ours = [name for module in ("polynext", "monet", "dropin") for name in timm.list_models(module=module)]
+    ours = [name for module in ("polynext", "monet", "dttn", "dropin") for name in timm.list_models(module=module)]
     assert sorted(polynext.list_models()) == sorted(ours)
-    assert set(ours) - set(NAMES) == {"monet_tiny", "monet_small", "caformer_s18_poly"}
+    prior = {"monet_tiny", "monet_small", "dttn_tiny", "dttn_small", "dttn_base"}
+    prior |= {f"{name}_bn" for name in prior}
+    assert set(ours) - set(NAMES) == prior | {"caformer_s18_poly"}
     polynomial = polynext.list_models(fully_polynomial=True)
-    assert set(polynomial) == {name for name in NAMES if name.endswith("_bn")}
+    assert set(polynomial) == {name for name in ours if name.endswith("_bn")}
     assert set(polynext.list_models(fully_polynomial=False)) == set(ours) - set(polynomial)
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from polynext.ablation.parts import FusedConv, FusedMLP, addition
 from polynext.errors import PolyNeXtError
+from polynext.models.substitutes import FusedConv, FusedMLP, addition
 from polynext.nn import (
     DepthwiseConv2d,
     LayerNorm2d,

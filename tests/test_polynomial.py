@@ -35,7 +35,11 @@ def test_every_fully_polynomial_model_is_one(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", polynext.list_models(fully_polynomial=False))
 def test_no_other_model_is_polynomial(name: str) -> None:
-    first_norm = {"monet": r"stages\.0\.blocks\.0\.norm", "caformer": "stem.norm"}
+    first_norm = {
+        "monet": r"stages\.0\.blocks\.0\.norm",
+        "dttn": r"stages\.0\.blocks\.0\.norm",
+        "caformer": "stem.norm",
+    }
     where = first_norm.get(name.split("_")[0], r"stages\.0\.cells\.0\.norm")
     with pytest.raises(NotPolynomialError, match=rf"layer_norm .* in {where}"):
         polynomial_degree(build(name).eval(), images(name))

@@ -16,8 +16,9 @@ from polynext.data import AugmentConfig, Preprocessing, training_transform
 from polynext.data.loader import seed_everything
 from polynext.recipes import RECIPES, recipe
 from polynext.training import OptimizerConfig, from_yaml, to_yaml
-from polynext.training.engine import build_mixup
+from polynext.training.classification import build_mixup
 from polynext.training.optimizer import build_optimizer
+from polynext.training.regularisation import check_regularisation
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
 
 
@@ -27,6 +28,11 @@ def test_every_recipe_names_a_model_and_survives_yaml() -> None:
         config = recipe(name)
         assert polynext.create_model(config.model.name, device="meta")
         assert from_yaml(to_yaml(config)) == config
+
+
+@pytest.mark.parametrize("name", ["monet_tiny", "dttn_small_bn", "convformer_s18", "apolynext_tiny_bn"])
+def test_networks_of_the_paper_take_every_regularisation(name: str) -> None:
+    check_regularisation(name, drop_path=0.2, dropout=0.4)
 
 
 @pytest.mark.parametrize("augment", dict.fromkeys(recipe(name).augment for name in RECIPES))
@@ -59,7 +65,21 @@ def test_recipes_hold_the_papers_numbers() -> None:
     assert recipe("cpolynext_small_bn").model.drop_path == 0.2
     svhn = recipe("cpolynext_lowres_svhn")
     assert (svhn.augment.hflip, svhn.batch_size, svhn.optimizer.lr, svhn.schedule.min_lr) == (0.0, 96, 1e-3, 0.0)
-    assert recipe("convformer_s18").batch_size == 4096
+    assert (svhn.augment.mixup, svhn.augment.interpolation, svhn.augment.erasing) == (1.0, "bilinear", 0.25)
+    assert svhn.ema.decay == 0.0
+
+
+def test_metaformers_recipe_is_its_own_scripts() -> None:
+    """timm 0.6.11: the cosine counts from the first epoch, ten epochs of cooldown, no decay on norms and biases."""
+    config = recipe("caformer_s18")
+    assert (config.batch_size, config.epochs, config.ema.decay, config.model.dropout) == (4096, 310, 0.0, 0.0)
+    cosine = [1e-5 + (8e-3 - 1e-5) * (1 + math.cos(math.pi * epoch / 300)) / 2 for epoch in range(300)]
+    rates = [learning_rate(config, epoch) for epoch in range(310)]
+    assert rates[:20] == pytest.approx([1e-6 + (8e-3 - 1e-6) * epoch / 20 for epoch in range(20)])
+    assert rates[20:300] == pytest.approx(cosine[20:]) and rates[300:] == pytest.approx([1e-5] * 10)
+    groups = build_optimizer(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), config.optimizer).param_groups
+    assert [(len(g["params"]), g["weight_decay"]) for g in groups] == [(1, 0.05), (3, 0.0)]
+    assert not any(g["decoupled_decay"] or g["always_adapt"] for g in groups)
 
 
 def test_learning_rate_and_dropout_by_epoch() -> None:
@@ -152,6 +172,14 @@ def test_fields_are_set_on_the_command_line(capsys) -> None:
         (["train", "--micro-batch", "0", "--out", "OUT"], "micro-batch is 0: give at least 1"),
         (["train", "--seed", "-1", "--out", "OUT"], "seed is -1: give at least 0"),
         (["train", "--optimizer.lr", "-1", "--out", "OUT"], "optimizer.lr is -1.0: give at least 0"),
+        (
+            ["train", "cpolynext_small", "--model.name", "resnet18", "--out", "OUT"],
+            "resnet18 has no dropout in its head",
+        ),
+        (
+            ["train", "--model.name", "vgg11", "--model.drop-path", "0.1", "--out", "OUT"],
+            "no stochastic depth: give --mod",
+        ),
     ],
 )
 def test_mistakes_get_one_sentence(arguments: list[str], sentence: str, tmp_path, capsys) -> None:

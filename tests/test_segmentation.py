@@ -18,13 +18,13 @@ from polynext.models.costs import count_macs, count_parameters
 from polynext.models.network import Cell
 from polynext.segmentation.checkpoints import load_segmentation_weights, rename_segmentation
 from polynext.segmentation.data import IGNORED
-from polynext.segmentation.engine import (
-    pixel_loss,
-)
 from polynext.segmentation.gradients import limit_cell_gradients
 from polynext.segmentation.overlay import draw_overlay, palette
 from polynext.segmentation.scores import score
 from polynext.segmentation.sliding import slide, windows
+from polynext.segmentation.task import (
+    pixel_loss,
+)
 from polynext.segmentation.upernet import UPerNet
 
 ALONE = Processes(0, 1, torch.device("cpu"))

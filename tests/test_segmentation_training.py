@@ -27,20 +27,20 @@ from polynext.segmentation.config import (
     SegmentationOptimizerConfig,
 )
 from polynext.segmentation.data import load_pairs
-from polynext.segmentation.engine import (
-    SegmentationTrainer,
+from polynext.segmentation.recipes import RECIPES
+from polynext.segmentation.scores import score
+from polynext.segmentation.sliding import predict
+from polynext.segmentation.task import (
+    Segmentation,
     build_optimizer,
     evaluate,
     learning_rate,
     load_backbone,
     train_segmentation,
 )
-from polynext.segmentation.recipes import RECIPES
-from polynext.segmentation.scores import score
-from polynext.segmentation.sliding import predict
 from polynext.segmentation.transforms import TestTransform
 from polynext.segmentation.upernet import UPerNet
-from polynext.training import Interrupted, from_yaml, to_yaml
+from polynext.training import EmaConfig, Interrupted, TrainingLoop, from_yaml, to_yaml
 from polynext.training.folder import RunFolder
 from tests.test_segmentation_data import folder, write_pairs
 
@@ -55,7 +55,7 @@ def quick(root: Path, **changes) -> SegmentationConfig:
         iterations=6,
         batch_size=2,
         evaluate_every=4,
-        save_every=2,
+        checkpoint_minutes=0.0,
         log_steps=2,
         precision="float32",
     )
@@ -127,21 +127,43 @@ def test_an_interrupted_run_ends_like_another(tmp_path: Path, monkeypatch) -> No
     write_pairs(tmp_path / "data")
     config = quick(tmp_path / "data")
     train_segmentation(config, tmp_path / "whole", quiet=True)
-    step = SegmentationTrainer.train_step
+    step = TrainingLoop.step
 
-    def interrupted(self, images, labels) -> float:
-        loss = step(self, images, labels)
-        if self.step == 3:
+    def interrupted(self, batches) -> None:
+        step(self, batches)
+        if self.progress.step == 3:
             self.stop.signal = signal.SIGTERM
-        return loss
 
-    monkeypatch.setattr(SegmentationTrainer, "train_step", interrupted)
+    monkeypatch.setattr(TrainingLoop, "step", interrupted)
     with pytest.raises(Interrupted, match="polynext segment train --resume"):
         train_segmentation(config, tmp_path / "parts", quiet=True)
-    monkeypatch.setattr(SegmentationTrainer, "train_step", step)
+    monkeypatch.setattr(TrainingLoop, "step", step)
     train_segmentation(config, tmp_path / "parts", resume=True, quiet=True)
     one, two = (RunFolder(tmp_path / name).load_state()["model"] for name in ("whole", "parts"))
     assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_segmentation_has_all_that_the_loop_has(tmp_path: Path, capsys) -> None:
+    """Accumulation, compilation, averaged weights, diagnostics."""
+    write_pairs(tmp_path / "data", count=4)
+    config = quick(
+        tmp_path / "data",
+        iterations=2,
+        batch_size=4,
+        micro_batch=2,
+        evaluate_every=1,
+        compile=True,
+        ema=EmaConfig(decay=0.5, start=0.5),
+        diagnostics=True,
+        log_steps=2,
+    )
+    with torch.compiler.set_stance("force_eager"):  # the graph itself is tested with the models
+        run = train_segmentation(config, tmp_path / "run")
+    assert "iteration 2: mIoU" in capsys.readouterr().out
+    first, last = [r for r in RunFolder(run).records() if "miou" in r]
+    assert "ema_miou" not in first and "ema_miou" in last
+    assert RunFolder(run).load_state()["average"] is not None
+    assert [r["step"] for r in RunFolder(run).records() if "cells" in r] == [2]
 
 
 def test_evaluation_counts_each_image_once(tmp_path: Path) -> None:
@@ -178,7 +200,7 @@ def test_two_processes_train_and_count_each_image_once(tmp_path: Path) -> None:
 def test_one_image_is_too_few_for_batch_norm(tmp_path: Path) -> None:
     write_pairs(tmp_path / "data")
     with pytest.raises(PolyNeXtError, match="at least two images in each process"):
-        SegmentationTrainer(quick(tmp_path / "data", batch_size=1), RunFolder(tmp_path / "run"), ALONE)
+        Segmentation(quick(tmp_path / "data", batch_size=1), ALONE)
 
 
 def test_a_backbone_starts_from_a_classifier(tmp_path: Path) -> None:
@@ -187,8 +209,8 @@ def test_a_backbone_starts_from_a_classifier(tmp_path: Path) -> None:
     write_pairs(tmp_path / "data")
     config = quick(tmp_path / "data")
     config = replace(config, model=replace(config.model, backbone_weights=tmp_path / "classifier.safetensors"))
-    trainer = SegmentationTrainer(config, RunFolder(tmp_path / "run"), ALONE)
-    torch.testing.assert_close(trainer.model.backbone.model.stem.weight, classifier.stem.weight)
+    task = Segmentation(config, ALONE)
+    torch.testing.assert_close(task.model.backbone.model.stem.weight, classifier.stem.weight)
 
 
 def test_a_backbone_of_timm_starts_from_a_classifier_too(tmp_path: Path) -> None:
@@ -210,10 +232,10 @@ def test_a_resumed_run_takes_new_rates_and_keeps_its_network(tmp_path: Path) -> 
         train_segmentation(wider, tmp_path / "run", resume=True, quiet=True)
     assert from_yaml((tmp_path / "run" / "config.yaml").read_text(), kind=SegmentationConfig) == config
     longer = replace(config, iterations=8, optimizer=replace(config.optimizer, head_factor=3.0, weight_decay=0.5))
-    trainer = SegmentationTrainer(longer, RunFolder(tmp_path / "run"), ALONE)
-    trainer.restore(RunFolder(tmp_path / "run").load_state())
-    assert {group["factor"] for group in trainer.optimizer.param_groups} == {1.0, 3.0}
-    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0, 0.5}
+    loop = TrainingLoop(Segmentation(longer, ALONE), longer, RunFolder(tmp_path / "run"), ALONE)
+    loop.restore(RunFolder(tmp_path / "run").load_state())
+    assert {group["factor"] for group in loop.optimizer.param_groups} == {1.0, 3.0}
+    assert {group["weight_decay"] for group in loop.optimizer.param_groups} == {0.0, 0.5}
 
 
 def test_a_run_killed_before_its_first_state_starts_over(tmp_path: Path) -> None:
@@ -244,7 +266,7 @@ def test_recipes_survive_yaml() -> None:
         (["segment", "train", "nothing"], "there is no segmentation recipe 'nothing'"),
         (["segment", "train", "camvid", "--data.root", "absent"], "there is no camvid at absent"),
         (["segment", "train", "camvid", "--data.stride", "161"], "a stride of 161 leaves gaps between windows of 160"),
-        (["segment", "train", "camvid", "--save-every", "0"], "save-every is 0: give at least 1"),
+        (["segment", "train", "camvid", "--evaluate-every", "0"], "evaluate-every is 0: give at least 1"),
         (["segment", "train", "camvid", "--iterations", "0"], "iterations is 0: give at least 1"),
         (["segment", "train", "--resume", "one", "--out", "two"], "there is no file one/config.yaml"),
         (["segment", "evaluate", "absent"], "there is no file absent/config.yaml"),

@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import polynext
-from polynext.models import MONet
+from polynext.models import DTTN, MONet
 from polynext.models.network import check_image
 from polynext.nn import PolyAttention
 from polynext.nn.norm import check_size
@@ -48,8 +48,11 @@ def test_a_folded_model(name: str) -> None:
     assert_same_function(randomise(build(name)).fold(), images(name))
 
 
-def test_monet() -> None:
-    assert_same_function(MONet(depths=(1, 1), widths=(32, 64), num_classes=3).eval(), torch.randn(2, 3, 32, 32))
+@pytest.mark.parametrize("network", [MONet, DTTN])
+@pytest.mark.parametrize("polynomial", [False, True])
+def test_a_prior_network(network, polynomial: bool) -> None:
+    model = network(depths=(2, 1), widths=(32, 64), num_classes=3, polynomial=polynomial).eval()
+    assert_same_function(model, torch.randn(2, 3, 32, 32))
 
 
 def test_a_metaformer_with_polynomial_mixers() -> None:

@@ -22,18 +22,21 @@ from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.distributed import Processes
 from polynext.recipes import recipe
 from polynext.training import (
+    Classification,
     EmaConfig,
     Interrupted,
     ModelConfig,
+    ScheduleConfig,
     TrainConfig,
-    Trainer,
+    TrainingLoop,
     from_yaml,
     to_yaml,
     train,
 )
-from polynext.training import engine as engine_module
+from polynext.training.classification import build_model, set_head_dropout
 from polynext.training.diagnostics import Diagnostics
 from polynext.training.folder import RunFolder
+from polynext.training.loop import SKIPS_IN_A_ROW, averaged
 from polynext.training.schedule import averages_from
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -68,6 +71,10 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     assert different == []
 
 
+def loop_of(config: TrainConfig, folder: Path) -> TrainingLoop:
+    return TrainingLoop(Classification(config, ALONE), config, RunFolder(folder), ALONE)
+
+
 def command(out: Path, *options: str) -> list[str]:
     path = out.with_suffix(".yaml")
     return [sys.executable, "-m", "polynext", "train", str(path), "--out", str(out), *options]
@@ -78,30 +85,30 @@ def command(out: Path, *options: str) -> list[str]:
 
 def test_average_starts_at_its_epoch_from_the_weights_of_then(tmp_path) -> None:
     config = short(ema=EmaConfig(decay=0.9, start=0.5))
-    trainer = Trainer(config, RunFolder(tmp_path), ALONE)
+    loop = loop_of(config, tmp_path)
     assert averages_from(config) == 1
     model = nn.Linear(2, 2)
-    average = engine_module.averaged(model, 0.9)
+    average = averaged(model, 0.9)
     seen = []
     for step in range(3):
         nn.init.constant_(model.weight, float(step + 1))
         average.update_parameters(model)
         seen.append(average.module.weight[0, 0].item())
     assert seen == pytest.approx([1.0, 0.9 * 1 + 0.1 * 2, 0.9 * 1.1 + 0.1 * 3])
-    assert trainer.average is None
+    assert loop.average is None
 
 
 def test_head_dropout_is_set_and_a_head_without_it_is_told() -> None:
     model = polynext.create_model("cpolynext_nano")
-    engine_module.set_head_dropout(model, 0.3)
+    set_head_dropout(model, 0.3)
     assert model.head.drop.p == 0.3
     with pytest.raises(polynext.PolyNeXtError, match="no dropout in its head"):
-        engine_module.set_head_dropout(nn.Linear(2, 2), 0.3)
+        set_head_dropout(nn.Linear(2, 2), 0.3)
 
 
 def test_head_dropout_of_a_metaformer_is_before_its_classifier() -> None:
     model = timm.create_model("convformer_s18", drop_rate=0.4, device="meta")
-    engine_module.set_head_dropout(model, 0.3)
+    set_head_dropout(model, 0.3)
     assert (model.head.drop.p, model.head.fc.head_drop.p) == (0.0, 0.3)
 
 
@@ -113,11 +120,11 @@ def test_a_network_for_other_classes_is_fine_tuned(tmp_path) -> None:
     save_file(before.state_dict(), tmp_path / "seven.safetensors")
     config = short(model=ModelConfig(name="cpolynext_nano", initial_weights=tmp_path / "seven.safetensors"))
     with pytest.warns(UserWarning, match=r"is for other classes: head\.fc\.bias, head\.fc\.weight start afresh"):
-        model = engine_module.build_model(config, 10)
+        model = build_model(config, 10)
     torch.testing.assert_close(model.stem.weight, before.stem.weight)
     assert len(model.head.fc.weight) == 10
     with pytest.raises(polynext.PolyNeXtError, match="misshapen"):
-        engine_module.build_model(dataclasses.replace(config, data=COLOUR), 7)
+        build_model(dataclasses.replace(config, data=COLOUR), 7)
 
 
 def test_classes_that_mean_something_else_in_testing_are_refused(tmp_path) -> None:
@@ -127,7 +134,7 @@ def test_classes_that_mean_something_else_in_testing_are_refused(tmp_path) -> No
             Image.new("L", (8, 8)).save(tmp_path / split / name / "0.png")
     config = short(data=DataConfig(name="folder", root=tmp_path), batch_size=2, micro_batch=2)
     with pytest.raises(polynext.PolyNeXtError, match=r"3 classes for training \(a, b, c\) and others for testing"):
-        Trainer(config, RunFolder(tmp_path / "run"), ALONE)
+        Classification(config, ALONE)
 
 
 def test_a_resumed_run_takes_new_options_and_keeps_its_network(tmp_path) -> None:
@@ -138,10 +145,10 @@ def test_a_resumed_run_takes_new_options_and_keeps_its_network(tmp_path) -> None
         train(other, tmp_path / "run", resume=True, quiet=True)
     assert from_yaml((tmp_path / "run" / "config.yaml").read_text()) == config
     heavier = dataclasses.replace(config, epochs=2, optimizer=dataclasses.replace(config.optimizer, weight_decay=0.7))
-    trainer = Trainer(heavier, RunFolder(tmp_path / "run"), ALONE)
-    trainer.restore(RunFolder(tmp_path / "run").load_state())
-    assert trainer.optimizer.param_groups[0]["weight_decay"] == 0.7
-    assert trainer.optimizer.state  # its moments are those of before
+    loop = loop_of(heavier, tmp_path / "run")
+    loop.restore(RunFolder(tmp_path / "run").load_state())
+    assert loop.optimizer.param_groups[0]["weight_decay"] == 0.7
+    assert loop.optimizer.state  # its moments are those of before
 
 
 # Accumulation, processes, interruption
@@ -189,10 +196,11 @@ def test_accumulated_batches_equal_one_large_batch(tmp_path) -> None:
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), abs=1e-4)
 
 
-@pytest.mark.parametrize("model", ["cpolynext_nano", "apolynext_nano_bn"])
-def test_two_processes_follow_one(tmp_path, model: str) -> None:
+@pytest.mark.parametrize("name, variant", [("cpolynext_nano", ""), ("apolynext_nano_bn", "shared-statistics")])
+def test_two_processes_follow_one(tmp_path, name: str, variant: str) -> None:
     plain = AugmentConfig(crop="none", hflip=0.0, rand_augment="", erasing=0.0, mixup=0.0, cutmix=0.0)
-    config = short(augment=plain, model=ModelConfig(name=model), micro_batch=32, ema=EmaConfig(decay=0.9, start=0.0))
+    model = ModelConfig(name=name, variant=variant)
+    config = short(augment=plain, model=model, micro_batch=32, ema=EmaConfig(decay=0.9, start=0.0))
     train(config, tmp_path / "one", quiet=True)
     config = dataclasses.replace(config, micro_batch=16)
     (tmp_path / "two.yaml").write_text(to_yaml(config))
@@ -218,7 +226,7 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(tmp_path, monkeypatc
     train(config, tmp_path / "whole", quiet=True)
 
     steps = 0
-    step = Trainer.step
+    step = TrainingLoop.step
 
     def interrupt_after_three(self, micro_batches) -> None:
         nonlocal steps
@@ -227,7 +235,7 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(tmp_path, monkeypatc
         if steps == 3:
             self.stop.signal = signal.SIGINT
 
-    monkeypatch.setattr(Trainer, "step", interrupt_after_three)
+    monkeypatch.setattr(TrainingLoop, "step", interrupt_after_three)
     with pytest.raises(Interrupted, match="--resume") as stop:
         train(config, tmp_path / "parts", quiet=True)
     assert stop.value.exit_status == 130
@@ -294,12 +302,12 @@ def test_a_killed_run_loses_at_most_the_epoch_under_way(running, tmp_path) -> No
     process.kill()
     process.communicate()
     folder = RunFolder(tmp_path / "run")
-    saved = folder.load_state()["progress"]["epoch"]
+    saved = folder.load_state()["progress"]["step"] // 4
     finished = [r["epoch"] + 1 for r in folder.records() if "test_accuracy" in r]
     assert saved >= max(finished) - 1
     config = dataclasses.replace(from_yaml((tmp_path / "run" / "config.yaml").read_text()), epochs=saved + 1)
     train(config, tmp_path / "run", resume=True, quiet=True)
-    assert folder.load_state()["progress"]["epoch"] == saved + 1
+    assert folder.load_state()["progress"]["step"] == 4 * (saved + 1)
 
 
 KILLED_MID_WRITE = """
@@ -346,7 +354,7 @@ def test_a_torn_state_is_noticed_and_the_one_before_used(tmp_path) -> None:
     newest.write_bytes(newest.read_bytes()[:-100])
     with pytest.warns(UserWarning, match="is damaged and left out"):
         state = folder.load_state()
-    assert state["progress"]["epoch"] == 1
+    assert state["progress"]["step"] == 4
     assert older.exists()
 
 
@@ -386,20 +394,20 @@ def test_a_run_folder_is_complete_and_starts_another_run(tmp_path, capsys) -> No
 
 @pytest.mark.parametrize("model", ["cpolynext_nano", "apolynext_nano_bn"])  # the latter has statistics to spoil
 def test_a_step_that_is_not_finite_never_reaches_the_weights(tmp_path, model: str) -> None:
-    trainer = Trainer(short(model=ModelConfig(name=model)), RunFolder(tmp_path), ALONE)
-    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    loop = loop_of(short(model=ModelConfig(name=model), epochs=100, schedule=ScheduleConfig()), tmp_path)
+    before = {k: v.clone() for k, v in loop.model.state_dict().items()}
     bad = [(torch.full((16, 1, 8, 8), torch.nan), torch.zeros(16, dtype=torch.long))] * 2
-    trainer.model.train()
-    for _ in range(engine_module.SKIPS_IN_A_ROW - 1):
-        trainer.step(bad)
-    assert_same(before, trainer.model.state_dict())
-    assert trainer.progress.skipped == 4
+    loop.model.train()
+    for _ in range(SKIPS_IN_A_ROW - 1):
+        loop.step(bad)
+    assert_same(before, loop.model.state_dict())
+    assert loop.progress.skipped == 4
     good = [(torch.randn(16, 1, 8, 8), torch.zeros(16, dtype=torch.long))] * 2
-    trainer.step(good)
-    assert trainer.skips_in_a_row == 0
+    loop.step(good)
+    assert loop.skips_in_a_row == 0
     with pytest.raises(polynext.PolyNeXtError, match=r"5 steps in a row, up to step 10 at learning rate 0\.004"):
-        for _ in range(engine_module.SKIPS_IN_A_ROW):
-            trainer.step(bad)
+        for _ in range(SKIPS_IN_A_ROW):
+            loop.step(bad)
 
 
 # A model that has learned

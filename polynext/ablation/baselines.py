@@ -46,10 +46,12 @@ def as_trained_by(theirs: TrainConfig, small: TrainConfig) -> TrainConfig:
 
 
 def shortened(train: TrainConfig, epochs: int) -> TrainConfig:
-    """A run of other length, its warmup in proportion, but for the two epochs that make one at all."""
-    warmup = train.schedule.warmup_epochs
-    warmup = max(min(warmup, 2), math.ceil(warmup * epochs / train.epochs))
-    return replace(train, epochs=epochs, schedule=replace(train.schedule, warmup_epochs=warmup))
+    """A run of other length; if shorter, warmup and cooldown in proportion, but for two epochs that make a warmup."""
+    schedule, share = train.schedule, min(1.0, epochs / train.epochs)
+    warmup = max(min(schedule.warmup_epochs, 2), math.ceil(share * schedule.warmup_epochs))
+    cooldown = round(share * schedule.cooldown_epochs)
+    schedule = replace(schedule, warmup_epochs=warmup, cooldown_epochs=cooldown)
+    return replace(train, epochs=epochs, schedule=schedule)
 
 
 def costs(train: TrainConfig) -> tuple[int, int]:

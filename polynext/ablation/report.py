@@ -13,7 +13,7 @@ from polynext.ablation.baselines import costs
 from polynext.ablation.rows import ROWS
 from polynext.ablation.sweep import Sweep, Trial
 
-PAPER_TABLES = ("3", "4", "5", "dropin")
+PAPER_TABLES = ("3", "4", "5", "dropin", "dropout")
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,17 @@
 A row changes the network by naming one of the model's variants (`polynext.models.variants`), or the recipe, or both.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from polynext.ablation.baselines import shortened
+from polynext.ablation.baselines import baselines, shortened
+from polynext.errors import PolyNeXtError
 from polynext.models import VARIANTS
 from polynext.recipes import recipe
-from polynext.training import TrainConfig
+from polynext.training import TrainConfig, build_model
 
 Table = Literal["modules", "stabilisation", "recipes", "dropin", "further"]
 Change = Callable[[TrainConfig], TrainConfig]
@@ -82,6 +84,16 @@ DROPIN = [
     )
 ]
 
+
+def constant_dropout(train: TrainConfig) -> TrainConfig:
+    """From the first epoch on, where the paper saw losses that are no numbers (Appendix C.3).
+
+    As much as in the baseline; as CPolyNeXt-S on ImageNet has where that has none.
+    """
+    dropout = train.model.dropout or recipe("cpolynext_small").model.dropout
+    return replace(train, model=replace(train.model, dropout=dropout, dropout_rises=False))
+
+
 # What a reader may ask further; the paper has no figures for these.
 FURTHER = [
     *variant_rows(
@@ -91,6 +103,7 @@ FURTHER = [
     ),
     *variant_rows("further", "apolynext", ("degree-2", "degree-6")),
     variant_row("further", "apolynext", "position-norm", name="attention-position-norm"),
+    Row("constant-dropout", "further", "cpolynext-s", "head dropout constant, not rising", constant_dropout),
 ]
 
 
@@ -155,3 +168,17 @@ TABLES: dict[str, list[Row]] = {
     "further": FURTHER,
 }
 ROWS: dict[str, Row] = {row.name: row for table in TABLES.values() for row in table}
+
+
+@functools.cache
+def obstacle(name: str, scale: str) -> str | None:
+    """Why a row makes no sense at a scale, if so: its network cannot be changed so, or is so already."""
+    row = ROWS[name]
+    train = row.change(baselines(scale)[row.family])
+    if not train.model.variant:
+        return None
+    try:
+        build_model(train, 10, device="meta")
+    except PolyNeXtError as error:
+        return str(error)
+    return None

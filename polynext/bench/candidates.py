@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.export import export, load
-from polynext.models import PolyNeXt, check_model
+from polynext.models import check_model, compile
 
 # Words of an engine's name, joined by +: how the network is prepared, and what runs it.
 PREPARATIONS = ("folded", "bf16")
@@ -47,7 +47,7 @@ class Candidate:
     @property
     def obstacle(self) -> str | None:
         """Why this model cannot go with this engine, if so."""
-        if "folded" in self.words and not isinstance(timm.create_model(self.model, device="meta"), PolyNeXt):
+        if "folded" in self.words and not hasattr(timm.create_model(self.model, device="meta"), "fold"):
             return "only our models fold"
         return None
 
@@ -86,4 +86,4 @@ def prepare(candidate: Candidate, setting: Setting) -> tuple[Runner, Tensor]:
     dtype = torch.bfloat16 if "bf16" in candidate.words else torch.float32
     where: Any = {"device": setting.device, "dtype": dtype, "memory_format": torch.channels_last}
     model, images = model.to(**where), images.to(**where)
-    return (torch.compile(model, dynamic=False) if "compiled" in candidate.words else model), images
+    return (compile(model) if "compiled" in candidate.words else model), images

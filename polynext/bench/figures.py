@@ -1,11 +1,11 @@
 """The paper's scaling figure: accuracy against parameters, FLOPs and, if measured, speed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polynext import paper
-from polynext.bench.measure import Measurement
+from polynext.bench.timing import Measurement
 
 # Ours stand out, networks like ours have colours, all others are grey.
 COLOURS = {
@@ -41,8 +41,13 @@ def measured_families(measured: Sequence[Measurement]) -> dict[str, Points]:
     return found
 
 
-def draw(path: Path, measured: Sequence[Measurement] = (), where: str = "") -> None:
-    """Accuracy against size and cost; with measurements also against speed, and the speeds as bars."""
+def draw(
+    path: Path, measured: Sequence[Measurement] = (), where: str = "", found: Mapping[str, float] | None = None
+) -> None:
+    """Accuracy against size and cost; with measurements also against speed, and the speeds as bars.
+
+    `found` are accuracies of the paper's models as measured here, drawn as crosses.
+    """
     from matplotlib.figure import Figure
 
     height = 2 if measured else 1
@@ -50,6 +55,10 @@ def draw(path: Path, measured: Sequence[Measurement] = (), where: str = "") -> N
     panels = figure.subplots(height, 2, squeeze=False)
     scatter(panels[0][0], families("params"), "parameters (M)")
     scatter(panels[0][1], families("flops"), "FLOPs (G)")
+    for axes, column in zip(panels[0], ("params", "flops"), strict=True):
+        printed = {row["model"]: row[column] for row in paper.main_results()}
+        ours = [(printed[model], top1) for model, top1 in (found or {}).items() if model in printed]
+        axes.plot(*zip(*ours, strict=True), "kx", label="measured here", zorder=4) if ours else None
     if measured:
         by_engine = measured_families(measured)
         for number, (engine, points) in enumerate(by_engine.items()):

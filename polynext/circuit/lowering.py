@@ -158,9 +158,9 @@ class Lowering:
                 raise PolyNeXtError(f"{target.__name__} of a value with itself has no place in a circuit yet.")
             return target(*indices(arguments), **keywords)
 
-        results = [(part, moved(part)) for part in parts]
+        results = [(part, moved(part)) for part in [part for part in parts if part.size] or parts[:1]]
         if isinstance(results[0][1], Tensor):
-            return total([gathered(part, index) for part, index in results])
+            return together([gathered(part, index) for part, index in results])
         ((part, several),) = results
         return [gathered(part, index) for index in several]
 
@@ -278,6 +278,15 @@ def counted(value: Node) -> Tensor:
 def gathered(value: Node, index: Tensor) -> Node:
     """The value moved as its 1-based indices were."""
     return linear(value, Gather(index.reshape(-1).numpy() - 1, value.size), tuple(index.shape))
+
+
+def together(parts: list[Node]) -> Node:
+    """What was moved to different places of one tensor; parts of one value are one move of it."""
+    moves = [part for part in parts if isinstance(part, Linear) and isinstance(part.map, Gather) and part.bias is None]
+    if len(moves) < len(parts) or any(part.source is not moves[0].source for part in moves):
+        return total(parts)
+    index = np.max([part.map.index for part in moves], axis=0)  # type: ignore[attr-defined]  # -1 where others are
+    return Linear(shape=moves[0].shape, map=Gather(index, moves[0].map.n_in), source=moves[0].source)
 
 
 def reshaped(value: Node, shape: Shape) -> Node:

@@ -19,6 +19,9 @@ COMMANDS = {
     "bench": Command("measure speed and memory of networks side by side", "polynext.cli.bench:main"),
     "export": Command("write a network as ONNX or a torch.export program, and check it", "polynext.cli.export:main"),
     "ablate": Command("train the rows of the paper's ablation tables and compare them", "polynext.cli.ablate:main"),
+    "reproduce": Command(
+        "run what a table of the paper takes, with its figures beside ours", "polynext.cli.reproduce:main"
+    ),
     "segment": Command("train, evaluate and use a segmentation network", "polynext.cli.segment:commands"),
     "circuit": Command("show a fully polynomial model as an arithmetic circuit", "polynext.cli.circuit:main"),
     "encrypted": Command("run a fully polynomial model on encrypted images", "polynext.cli.encrypted:commands"),

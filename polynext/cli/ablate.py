@@ -10,7 +10,7 @@ import tyro
 from tqdm import tqdm
 
 from polynext.ablation.report import HEADER, collect, draw, paper_difference, table_rows, to_json
-from polynext.ablation.rows import ROWS, TABLES
+from polynext.ablation.rows import ROWS, TABLES, obstacle
 from polynext.ablation.sweep import Sweep, Trial, all_trials, read_sweep, run_sweep
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
@@ -58,8 +58,8 @@ def main(
         return
     if min(seeds, processes) < 1 or min(budget, images) < 0:
         raise PolyNeXtError("a sweep needs at least one seed and one process, and no negative budget or images.")
-    names = rows_of(tables or ("modules",))
     folder = out or Path("runs") / f"ablate-{recipe}"
+    names = rows_of(tables or ("modules",), read_sweep(folder).recipe if report else recipe)
     if report:
         sweep = read_sweep(folder)
         sweep = replace(sweep, root=str(root)) if root else sweep
@@ -101,13 +101,19 @@ def train_all(sweep: Sweep, trials: list[Trial], folder: Path, processes: int) -
             raise SystemExit(130) from None
 
 
-def rows_of(tables: tuple[str, ...]) -> list[str]:
-    """The names of all rows asked for, each once."""
+def rows_of(tables: tuple[str, ...], scale: str) -> list[str]:
+    """The names of all rows asked for, each once; those of a table that make no sense at this scale are left out."""
     names: dict[str, None] = {}
     for name in tables:
         if name in TABLES:
-            names |= dict.fromkeys(row.name for row in TABLES[name])
+            for row in TABLES[name]:
+                if reason := obstacle(row.name, scale):
+                    print(f"polynext ablate: {row.name}: left out, {reason}", file=sys.stderr)
+                else:
+                    names[row.name] = None
         elif name in ROWS:
+            if reason := obstacle(name, scale):
+                raise PolyNeXtError(reason)
             names[name] = None
         else:
             raise PolyNeXtError(

@@ -16,7 +16,7 @@ import polynext
 from polynext import paper
 from polynext.bench.candidates import Candidate, Setting
 from polynext.bench.figures import draw
-from polynext.bench.measure import Measurement, measure
+from polynext.bench.timing import Measurement, measure
 from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from polynext.errors import PolyNeXtError
-from polynext.training import Interrupted, from_yaml, to_yaml
+from polynext.training import Interrupted, to_yaml
+from polynext.training.config import read_config
 
 Config = TypeVar("Config")
 
@@ -23,12 +24,14 @@ class Options(Generic[Config]):
         config: every field of the run.
         out: folder of the run; runs/RECIPE-TIME by default.
         resume: folder of an interrupted run, to go on with.
+        profile: tell in the end where the time went.
         print_config: show the resolved config as YAML and stop.
     """
 
     config: Annotated[Config, tyro.conf.arg(name="")]
     out: Path | None = None
     resume: Path | None = None
+    profile: bool = False
     print_config: bool = False
 
 
@@ -42,8 +45,7 @@ class ConfiguredCommand(Generic[Config]):
         recipe: the config of a name.
         default: the recipe if none is named.
         prefix: of a run's folder.
-        options: what it takes.
-        start: trains, in a folder.
+        train: runs a config in a folder.
     """
 
     name: str
@@ -51,14 +53,15 @@ class ConfiguredCommand(Generic[Config]):
     recipe: Callable[[str], Config]
     default: str
     prefix: str = ""
-    options: Any
-    start: Callable[[Any, Path], object]
+    train: Callable[[Any, Path, bool, bool], object]
 
     def run(self, arguments: list[str]) -> int:
         """Trains, and returns the exit status."""
         named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-        default = self.options(config=self.starting_config(named, resumed_folder(arguments)))
-        options = tyro.cli(self.options, args=arguments, default=default, prog=self.name, description=self.description)
+        config = self.starting_config(named, resumed_folder(arguments))
+        kind: Any = Options[type(config)]  # type: ignore[misc]
+        default = Options(config=config)
+        options = tyro.cli(kind, args=arguments, default=default, prog=self.name, description=self.description)
         if options.resume and options.out:
             raise PolyNeXtError(f"both --resume {options.resume} and --out were given: a resumed run keeps its folder.")
         if options.print_config:
@@ -66,7 +69,8 @@ class ConfiguredCommand(Generic[Config]):
             return 0
         title = f"{self.prefix}{Path(named or self.default).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
-            self.start(options, options.resume or options.out or Path("runs") / title)
+            out = options.resume or options.out or Path("runs") / title
+            self.train(options.config, out, options.resume is not None, options.profile)
         except Interrupted as stop:
             print(f"{self.name}: {stop}", file=sys.stderr)
             return stop.exit_status
@@ -74,22 +78,16 @@ class ConfiguredCommand(Generic[Config]):
 
     def starting_config(self, named: str | None, resumed: Path | None) -> Config:
         """What the options change."""
+        kind = type(self.recipe(self.default))
         if resumed is not None:
             if named is not None:
                 raise PolyNeXtError(
                     f"both the recipe {named!r} and --resume {resumed} were given: a resumed run has its own config."
                 )
-            return self.read_config(resumed / "config.yaml")
+            return read_config(resumed / "config.yaml", kind)
         if named is not None and named.endswith((".yaml", ".yml")):
-            return self.read_config(Path(named))
+            return read_config(Path(named), kind)
         return self.recipe(named or self.default)
-
-    def read_config(self, path: Path) -> Config:
-        if not path.is_file():
-            raise PolyNeXtError(
-                f"there is no file {path}: give a config.yaml that a run wrote, or its folder to --resume."
-            )
-        return from_yaml(path.read_text(), str(path), type(self.recipe(self.default)))
 
 
 def resumed_folder(arguments: list[str]) -> Path | None:

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from polynext.errors import PolyNeXtError
 from polynext.models.checkpoints import from_published, identify, model_for, read_checkpoint
 from polynext.models.costs import count_parameters
+from polynext.runs import published_tag
 
 
 def main(source: Annotated[Path, tyro.conf.Positional], target: Annotated[Path, tyro.conf.Positional]) -> None:
@@ -27,5 +28,6 @@ def main(source: Annotated[Path, tyro.conf.Positional], target: Annotated[Path, 
         raise PolyNeXtError(f"there is no folder {target.parent}: make it first, or write elsewhere.")
     weights = from_published(read_checkpoint(source))
     name = identify(weights)
-    save_file({key: value.contiguous() for key, value in weights.items()}, target, metadata={"model": name})
+    about = {"model": name} | ({"tag": tag} if (tag := published_tag(name, source)) else {})
+    save_file({key: value.contiguous() for key, value in weights.items()}, target, metadata=about)
     print(f"{target}: {name}, {count_parameters(model_for(name, weights)):,} parameters")

@@ -25,7 +25,7 @@ MARKER = ".polynext-encrypted-demo"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Answer:
     """One image: in the clear, encrypted, and what it took."""
 
     pixels: np.ndarray
@@ -75,19 +75,19 @@ def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
     with torch.no_grad():
         clear = trained.model.double()(torch.from_numpy(prepared)).numpy()
     seconds = np.repeat(took, packed)[: len(prepared)]
-    outcomes = [Outcome(*found) for found in zip(pixels, labels.tolist(), clear, logits, seconds.tolist(), strict=True)]
+    answers = [Answer(*found) for found in zip(pixels, labels.tolist(), clear, logits, seconds.tolist(), strict=True)]
     print()
-    print_outcomes(outcomes, trained.class_names)
+    print_answers(answers, trained.class_names)
     print(
         f"\n{np.median(took):.2f} s a ciphertext (median of {len(took)}), predicted {made.bill.seconds:.2f} s. "
         f"The server took {mebibytes(memory)} of memory, predicted {mebibytes(made.bill.peak_bytes)}."
     )
     (ciphertext,) = client.encrypt(prepared[:1])
-    draw(outcomes[0], ciphertext_picture(ciphertext), trained.class_names, out / "demo.png")
+    draw(answers[0], ciphertext_picture(ciphertext), trained.class_names, out / "demo.png")
     print(f"{out / 'demo.png'} shows the first one.")
 
 
-def print_outcomes(outcomes: list[Outcome], classes: list[str]) -> None:
+def print_answers(answers: list[Answer], classes: list[str]) -> None:
     rows = [
         (
             str(i),
@@ -98,7 +98,7 @@ def print_outcomes(outcomes: list[Outcome], classes: list[str]) -> None:
             f"{o.error / np.abs(o.clear).max():.1e}",
             f"{o.seconds:.2f}",
         )
-        for i, o in enumerate(outcomes)
+        for i, o in enumerate(answers)
     ]
     header = ("image", "label", "clear", "encrypted", "largest error", "of largest logit", "seconds")
     print(table(header, rows, left=()))
@@ -115,21 +115,21 @@ def ciphertext_picture(ciphertext: Savable) -> np.ndarray:
     return words[:, words.std(axis=0).argmax()][-64 * 64 :].reshape(64, 64)
 
 
-def draw(outcome: Outcome, noise: np.ndarray, classes: list[str], path: Path) -> None:
+def draw(answer: Answer, noise: np.ndarray, classes: list[str], path: Path) -> None:
     figure = Figure(figsize=(10, 3), layout="constrained")
     image, cipher, bars = figure.subplots(1, 3, width_ratios=(1, 1, 1.8))
-    image.imshow(outcome.pixels, cmap="gray")
-    image.set_title(f"the image: {classes[outcome.label]}")
+    image.imshow(answer.pixels, cmap="gray")
+    image.set_title(f"the image: {classes[answer.label]}")
     cipher.imshow(noise, cmap="gray")
     cipher.set_title("what the server sees")
     for axes in (image, cipher):
         axes.set_xticks([])
         axes.set_yticks([])
     places = np.arange(len(classes))
-    bars.bar(places - 0.2, outcome.clear, 0.4, label="in the clear", color="#8da0cb")
-    bars.bar(places + 0.2, outcome.encrypted, 0.4, label="encrypted", color="#fc8d62")
+    bars.bar(places - 0.2, answer.clear, 0.4, label="in the clear", color="#8da0cb")
+    bars.bar(places + 0.2, answer.encrypted, 0.4, label="encrypted", color="#fc8d62")
     bars.set_xticks(places, classes)
-    bars.set_title(f"logits, at most {outcome.error:.0e} apart")
+    bars.set_title(f"logits, at most {answer.error:.0e} apart")
     bars.legend(frameon=False)
     bars.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

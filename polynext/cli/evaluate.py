@@ -66,13 +66,16 @@ def main(
 def result_file(run: Run, data: str) -> Path:
     data = data.replace("/", "-")
     if run.checkpoint is None:
-        return Path("runs") / "evaluate" / f"{run.name}.{data}.json"
+        return Path("runs") / "evaluate" / f"{run.tagged_name}.{data}.json"
     return run.checkpoint.with_name(f"{run.checkpoint.stem}.{data}.json")
 
 
 def show(record: dict[str, Any], per_class: bool, target: Path) -> None:
     published = "-" if record["published"] is None else f"{record['published']:.1f}"
     print(f"{record['model']} ({record['weights']} weights) on {record['data']}\n")
+    of = record["published_of"]
+    if record["published"] is None and of and "." in of:
+        print(f"The paper's figure is of other weights, {of}: give that name, and --pretrained.\n")
     if "corruptions" in record:
         show_corruptions(record, published)
     else:

@@ -11,21 +11,20 @@ from PIL import Image
 
 from polynext import paper
 from polynext.cli.commands import Command, Commands
-from polynext.cli.configured import ConfiguredCommand, Options
+from polynext.cli.configured import ConfiguredCommand
 from polynext.cli.table import table
 from polynext.distributed import alone, processes
 from polynext.errors import PolyNeXtError, require_at_least
-from polynext.models.checkpoints import read_metadata, stored_classes
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.published import some
 from polynext.preprocessing import open_picture
-from polynext.segmentation.checkpoints import load_segmentation_weights
-from polynext.segmentation.config import SegmentationConfig
-from polynext.segmentation.data import class_names, load_pairs
-from polynext.segmentation.engine import check, evaluate, train_segmentation
+from polynext.segmentation.checkpoints import fetch_segmentation_weights
+from polynext.segmentation.data import load_pairs
 from polynext.segmentation.overlay import draw_overlay
 from polynext.segmentation.recipes import RECIPES, segmentation_recipe
+from polynext.segmentation.runs import load_segmentation_run
 from polynext.segmentation.sliding import predict
+from polynext.segmentation.task import evaluate, train_segmentation
 from polynext.segmentation.transforms import TestTransform
 from polynext.segmentation.upernet import UPerNet
 
@@ -37,40 +36,26 @@ RECIPE is one of {", ".join(RECIPES)}, or a YAML file that an earlier run wrote;
 the config below can be set. Several processes: `torchrun --nproc-per-node N -m polynext segment train ...`."""
 
 
-def start(options: Options[SegmentationConfig], out: Path) -> None:
-    train_segmentation(options.config, out, resume=options.resume is not None)
-
-
 training = ConfiguredCommand(
     name="polynext segment train",
     description=TRAIN,
     recipe=segmentation_recipe,
     default=DEFAULT,
     prefix="segment-",
-    options=Options[SegmentationConfig],
-    start=start,
+    train=train_segmentation,
 )
 
 
-def load_run(run: str, checkpoint: Path | None) -> tuple[SegmentationConfig, UPerNet, tuple[str, ...]]:
-    """A run's network with its best weights, or a recipe's with published ones, in eval mode; its classes' names."""
-    if run in RECIPES and not Path(run).is_dir():
-        if checkpoint is None:
-            raise PolyNeXtError(f"{run} is a recipe, not the folder of a run: give its weights with --checkpoint.")
-        config = segmentation_recipe(run)
-    else:
-        config = training.read_config(Path(run) / "config.yaml")
-    weights = checkpoint or Path(run) / "best.safetensors"
-    classes = stored_classes(read_metadata(weights)) or class_names(config.data)
-    check(config)
-    model = UPerNet(config.model.backbone, len(classes), width=config.model.width, image_size=config.data.crop)
-    load_segmentation_weights(model, weights)
-    return config, model.eval(), classes
+def chosen_weights(network: str, checkpoint: Path | None, pretrained: bool) -> Path | None:
+    if checkpoint is not None and pretrained:
+        raise PolyNeXtError("both --checkpoint and --pretrained were given: the weights can be of one only.")
+    return fetch_segmentation_weights(network) if pretrained else checkpoint
 
 
 def evaluate_run(
     network: Annotated[str, tyro.conf.Positional],
     checkpoint: Path | None = None,
+    pretrained: bool = False,
     root: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -79,10 +64,12 @@ def evaluate_run(
     Args:
         network: folder of a segmentation run, or the recipe of published weights.
         checkpoint: weights, ours or published; the run's best by default.
+        pretrained: fetch the published weights of a recipe.
         root: folder of the data; the run's by default.
         json: print JSON instead of a table. A run's folder gets it as evaluation.json.
     """
-    config, model, classes = load_run(network, checkpoint)
+    checkpoint = chosen_weights(network, checkpoint, pretrained)
+    config, model, classes = load_segmentation_run(network, checkpoint)
     if root is not None:
         config = replace(config, data=replace(config.data, root=root))
     with processes() as group:
@@ -110,6 +97,7 @@ def predict_images(
     network: Annotated[str, tyro.conf.Positional],
     images: Annotated[tuple[Path, ...], tyro.conf.Positional],
     checkpoint: Path | None = None,
+    pretrained: bool = False,
     out: Path = Path("segmented"),
     strength: float = 0.55,
     labels: bool = False,
@@ -120,6 +108,7 @@ def predict_images(
         network: folder of a segmentation run, or the recipe of published weights.
         images: image files.
         checkpoint: weights, ours or published; the run's best by default.
+        pretrained: fetch the published weights of a recipe.
         out: folder for the pictures.
         strength: of the colours, from 0 to 1.
         labels: write NAME.labels.png too, with each pixel's class by number.
@@ -128,7 +117,8 @@ def predict_images(
         raise PolyNeXtError("no image was given: name at least one file.")
     if len({path.stem for path in images}) < len(images):
         raise PolyNeXtError("two images have the same name, and their pictures would too: segment them one at a time.")
-    config, model, classes = load_run(network, checkpoint)
+    checkpoint = chosen_weights(network, checkpoint, pretrained)
+    config, model, classes = load_segmentation_run(network, checkpoint)
     device = alone().device
     model.to(device)
     transform = TestTransform(config.data)
@@ -160,7 +150,7 @@ def costs(
         width: of the decoder.
     """
     require_at_least(1, height=size[0], width=size[1], classes=classes, decoder_width=width)
-    published = {paper.timm_name(row["model"]): row for row in paper.rows("6")}
+    published = {paper.timm_name(row["model"]): row for row in paper.rows("6") + paper.rows("6", "text")}
     rows = []
     for backbone in backbones or (name for name in published if name):
         model = UPerNet(backbone, classes, width=width, image_size=size[0], device="meta")

@@ -1,12 +1,9 @@
 """`polynext train`."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
-from polynext.cli.configured import ConfiguredCommand, Options
+from polynext.cli.configured import ConfiguredCommand
 from polynext.data import DATA_SETS
 from polynext.recipes import RECIPES, recipe
-from polynext.training import TrainConfig, train
+from polynext.training import train
 
 DESCRIPTION = f"""Train a network by a recipe: `polynext train [RECIPE] [OPTIONS]`.
 
@@ -18,26 +15,10 @@ Data sets (--data.name), and what they want at --data.root: {"; ".join(f"{n}, {d
 timm:NAME, anything that timm's create_dataset reads."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions(Options[TrainConfig]):
-    """How to run, beside what to run.
-
-    Attributes:
-        profile: tell in the end where the time went.
-    """
-
-    profile: bool = False
-
-
-def start(options: TrainOptions, out: Path) -> None:
-    train(options.config, out, resume=options.resume is not None, profile=options.profile)
-
-
 training = ConfiguredCommand(
     name="polynext train",
     description=DESCRIPTION,
     recipe=recipe,
     default="digits",
-    options=TrainOptions,
-    start=start,
+    train=train,
 )

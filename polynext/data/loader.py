@@ -6,9 +6,10 @@ start from (seed, epoch, index), and the order of an epoch from (seed, epoch).
 
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,20 +21,36 @@ from polynext.data.transforms import Transform
 from polynext.errors import PolyNeXtError
 
 
-class Prepared(Dataset):
-    """Examples through a transform, each with its own random numbers if it has a seed."""
+class Labelled(Protocol):
+    """Images with their labels or masks, by number."""
 
-    def __init__(self, examples: Examples, transform: Transform, seed: tuple[int, int] | None = None):
-        self.examples, self.transform, self.seed = examples, transform, seed
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]: ...
+
+
+class Prepared(Dataset):
+    """Pairs through a transform of both, each with its own random numbers if there is a seed."""
+
+    def __init__(self, pairs: Labelled, transform: Callable[[Any, Any], Any], seed: tuple[int, int] | None = None):
+        self.pairs, self.transform, self.seed = pairs, transform, seed
 
     def __len__(self) -> int:
-        return len(self.examples)
+        return len(self.pairs)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
         if self.seed is not None:
             seed_everything(*self.seed, index)
-        image, label = self.examples[index]
-        return self.transform(image), label
+        return self.transform(*self.pairs[index])
+
+
+def of_images(transform: Transform) -> Callable[[Any, int], tuple[Any, int]]:
+    """The transform of an image and its label that leaves the label alone."""
+    return partial(_transform_image, transform)
+
+
+def _transform_image(transform: Transform, image: Any, label: int) -> tuple[Any, int]:
+    return transform(image), label
 
 
 def seed_everything(*numbers: int) -> None:
@@ -56,27 +73,21 @@ def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def batches(
-    examples: Examples,
-    transform: Transform,
+    prepared: Prepared,
     batch_size: int,
-    seed: int,
-    epoch: int,
-    start: int = 0,
+    numbers: range,
+    order: np.ndarray,
     share: tuple[int, int] = (0, 1),
     workers: int = 0,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """An epoch of training batches from batch number `start` on; a last incomplete batch is left out.
+    """The batches of these numbers in an epoch's order.
 
     `share` = (r, n) gives the r-th of n processes its part of each batch, which `batch_size` counts whole.
     """
-    order = epoch_order(len(examples), seed, epoch)
     rank, processes = share
     mine = batch_size // processes
-    chosen = [
-        order[b * batch_size + rank * mine : b * batch_size + (rank + 1) * mine].tolist()
-        for b in range(start, len(order) // batch_size)
-    ]
-    yield from load(Prepared(examples, transform, (seed, epoch)), chosen, workers)
+    starts = (number * batch_size + rank * mine for number in numbers)
+    yield from load(prepared, [order[start : start + mine].tolist() for start in starts], workers)
 
 
 def evaluation_batches(
@@ -86,7 +97,7 @@ def evaluation_batches(
     rank, processes = share
     indices = np.arange(rank, len(examples), processes)
     chosen = [indices[i : i + batch_size].tolist() for i in range(0, len(indices), batch_size)]
-    yield from load(Prepared(examples, transform), chosen, workers)
+    yield from load(Prepared(examples, of_images(transform)), chosen, workers)
 
 
 def load(prepared: Dataset, chosen: list[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:

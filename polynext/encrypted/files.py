@@ -35,8 +35,7 @@ UNREADABLE = (zipfile.BadZipFile, struct.error, EOFError, KeyError, OSError, Ove
 
 
 def folder_beside(path: Path) -> "tempfile.TemporaryDirectory[str]":
-    """A temporary folder next to a file, for its owner only: where everybody's temporary files go is no place for a
-    secret key."""
+    """A temporary folder next to a file, for its owner only: others must not come near a secret key."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=path.parent)

@@ -16,10 +16,10 @@ from polynext.distributed import Processes, alone
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
 from polynext.evaluation.scores import ALEXNET_ERRORS, Scores, mean_corruption_error, score
-from polynext.evaluation.sets import ALL_NAMES, corrupted_folder, open_corrupted, open_set
+from polynext.evaluation.sets import ALL_NAMES, IMAGENETS, corrupted_folder, open_corrupted, open_set
 from polynext.files import write_atomically
 from polynext.models.published import some
-from polynext.paper import published_figure
+from polynext.paper import figure_of, published_figure
 
 if TYPE_CHECKING:
     from polynext.runs import Run
@@ -60,11 +60,12 @@ def evaluate(
 
 def describe(run: "Run", data: str, root: Path | None) -> dict[str, Any]:
     return {
-        "model": run.name,
+        "model": run.tagged_name,
         "weights": run.weights,
         "data": data,
         "root": str(root) if root else None,
-        "published": published_figure(run.name, data),
+        "published": paper_figure(run, data),
+        "published_of": (figure_of(run.name, data) or (None, None))[1],
         "versions": {
             "polynext": polynext.__version__,
             "torch": torch.__version__,
@@ -72,6 +73,22 @@ def describe(run: "Run", data: str, root: Path | None) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def paper_figure(run: "Run", data: str) -> float | None:
+    """The paper's figure, if weights like these are what it is of.
+
+    That is: published weights of its tag, or weights of one of our runs, from scratch and on the same data.
+    """
+    if run.tag is not None:
+        return published_figure(run.tagged_name, data)
+    if run.config is None:
+        return None
+    model, learned = run.config.model, run.config.data.name
+    from_scratch = not model.pretrained and model.initial_weights is None
+    comparable = data == learned or (learned == "imagenet" and data in IMAGENETS)
+    plain = from_scratch and not model.variant
+    return published_figure(model.name.split(".")[0], data) if comparable and plain else None
 
 
 def evaluate_clean(

@@ -1,26 +1,39 @@
 """PolyNeXt and its variants. Read `network.py` for the network, `polynext.py` for the variants by name;
-`monet.py` is the prior network to compare with, `registry.py` knows which models are ours."""
+`monet.py` and `dttn.py` are prior polynomial networks to compare with, `registry.py` knows which models are ours."""
 
 from polynext.models.checkpoints import from_published, load_weights, read_weights
+from polynext.models.compilation import compile
 from polynext.models.dropin import Replacement, replace_mixers
+from polynext.models.dttn import DTTN
 from polynext.models.factory import check_model, create_model, is_polynext, list_models
 from polynext.models.monet import MONet
-from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models.network import (
+    Blocks,
+    FullyPolynomialBlocks,
+    Memory,
+    PolyNeXt,
+    PolyNeXtConfig,
+    StageConfig,
+    set_memory,
+)
 from polynext.models.published import PUBLISHED
 from polynext.models.variants import VARIANTS, Variant, create_variant
 
 __all__ = [
+    "DTTN",
     "PUBLISHED",
     "VARIANTS",
     "Blocks",
     "FullyPolynomialBlocks",
     "MONet",
+    "Memory",
     "PolyNeXt",
     "PolyNeXtConfig",
     "Replacement",
     "StageConfig",
     "Variant",
     "check_model",
+    "compile",
     "create_model",
     "create_variant",
     "from_published",
@@ -29,4 +42,5 @@ __all__ = [
     "load_weights",
     "read_weights",
     "replace_mixers",
+    "set_memory",
 ]

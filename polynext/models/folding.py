@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
-from polynext.models.network import Cell, PolyNeXt
+from polynext.models.network import Cell, PolyNeXt, Stack, take_any_batch
 from polynext.nn import PolyAttention, PolyConv, PolyMLP, PositionNorm2d, RowSumNorm
 
 
@@ -50,11 +50,34 @@ class ConstantRowFactor(nn.Module):
         return weighted * self.factor
 
 
-class PlainResidual(nn.Module):
-    """`y = x + f(x)`, where the scale of f is part of f."""
+class FoldedStack(nn.Module):
+    """`x = x + mixer(x); y = x + mlp(x)`, where the scales are part of the branches."""
 
-    def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
-        return x + branch
+    def __init__(self, stack: Stack):
+        super().__init__()
+        self.mixer, self.mlp = stack.mixer, stack.mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(x)
+        return x + self.mlp(x)
+
+
+class FoldedCell(nn.Module):
+    """A cell without scales."""
+
+    def __init__(self, cell: Cell):
+        super().__init__()
+        self.skip, self.norm = cell.skip, cell.norm
+        self.stacks = nn.ModuleList(FoldedStack(stack) for stack in cell.stacks)
+        self.compiled = False
+
+    def forward(self, older: Tensor, newer: Tensor) -> Tensor:
+        x = self.norm(self.skip(older, newer))
+        for stack in self.stacks:
+            if self.compiled and not torch.jit.is_scripting():
+                take_any_batch(x)
+            x = stack(x)
+        return x
 
 
 def channels_last_constant(value: Tensor) -> nn.Buffer:
@@ -66,11 +89,13 @@ def channels_last_constant(value: Tensor) -> nn.Buffer:
 def fold(model: PolyNeXt) -> PolyNeXt:
     """A copy of the model in eval mode, equal to it, with its constants absorbed. The copy cannot be trained."""
     folded = copy.deepcopy(model).eval()
-    for cell in folded.modules():
-        if isinstance(cell, Cell):
+    for stage in folded.stages:
+        cells: Any = stage.cells
+        for i, cell in enumerate(cells):
             absorb_scales(cell)
             if isinstance(cell.norm, PositionNorm2d):
                 fold_skip(cell)
+            cells[i] = FoldedCell(cell)
     fold_norms(folded)
     return folded.requires_grad_(False)
 
@@ -83,7 +108,6 @@ def absorb_scales(cell: Cell) -> None:
             scale_output(branch, scales[index])
         if isinstance(stack.mixer, PolyAttention):
             absorb_head_scale(stack.mixer)
-    cell.scale = PlainResidual()
 
 
 def absorb_head_scale(attention: Any) -> None:

@@ -10,16 +10,19 @@ operators in `polynext.nn`.
     stack = mixer (PolyConv or PolyAttention), then PolyMLP, each under Sigmoid-Scale
 """
 
+import copy
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from timm.layers import DropPath
-from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.utils.checkpoint import checkpoint
 
 from polynext.errors import PolyNeXtError
 from polynext.nn import (
@@ -36,13 +39,19 @@ from polynext.nn import (
     SigmoidScale,
     init_kaiming,
 )
+from polynext.nn.lean import Recipe, add_branch, keep_products
+from polynext.nn.norm import recomputing
 
 Size = tuple[int, int]
+Memory = Literal["plain", "lean", "least"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """One stage: `cells` cells of `stacks` stacks each, at one width."""
+    """One stage: `cells` cells of `stacks` stacks each, at one width.
+
+    `heads` of attention are one for each 64 channels unless given, and see the whole map unless there is a `window`.
+    """
 
     width: int
     cells: int
@@ -51,6 +60,8 @@ class StageConfig:
     coarse_kernel: int = 5
     conv_ratio: float = 1.0
     mlp_ratio: float = 2.0
+    heads: int | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +69,9 @@ class PolyNeXtConfig:
     """A whole network: its stages and what they share.
 
     `scale_logits` are the Sigmoid-Scale's initial logits, of which a cell uses as many as it has sublayers. With
-    `share_scales` the MLP of a stack and the mixer of the next use one and the same.
+    `share_scales` the MLP of a stack and the mixer of the next use one and the same. The last two are of the fully
+    polynomial norms: whether they have a beta, which the published networks do not, and whether the processes of a
+    distributed run share their statistics, which the paper's do not.
     """
 
     stages: tuple[StageConfig, ...]
@@ -67,6 +80,8 @@ class PolyNeXtConfig:
     stem_kernel: int = 7
     stem_stride: int = 4
     full_downsampling: bool = False
+    norm_beta: bool = False
+    share_statistics: bool = False
 
     @property
     def stride(self) -> int:
@@ -81,13 +96,17 @@ class PolyNeXtConfig:
 class Blocks:
     """How the parts of a cell are built; hand the network another one to change a part everywhere."""
 
+    def fitted(self, config: PolyNeXtConfig) -> "Blocks":
+        """These, as the architecture wants them."""
+        return self
+
     def norm(self, size: Size) -> NormMaker:
         """Makes a norm from a number of channels, for feature maps of this size."""
         return LayerNorm2d
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         if stage.mixer == "attention":
-            return PolyAttention(stage.width, norm=self.norm(size), **dd)
+            return PolyAttention(stage.width, stage.heads, window=stage.window, norm=self.norm(size), **dd)
         return PolyConv(stage.width, stage.conv_ratio, stage.coarse_kernel, norm=self.norm(size), **dd)
 
     def mlp(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
@@ -117,24 +136,58 @@ class FullyPolynomialBlocks(Blocks):
     # the largest growth in a network.
     initial_var = 64.0
 
+    beta = shared = False
+
+    def fitted(self, config: PolyNeXtConfig) -> Blocks:
+        fitted = copy.copy(self)
+        fitted.beta, fitted.shared = config.norm_beta, config.share_statistics
+        return fitted
+
     def norm(self, size: Size) -> NormMaker:
-        return partial(PositionNorm2d, size=size, initial_var=self.initial_var)
+        return partial(PositionNorm2d, size=size, beta=self.beta, initial_var=self.initial_var, shared=self.shared)
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         if stage.mixer == "attention":
             norm = self.norm(size)
-            return PolyAttention(stage.width, normalisation="row_sum", size=size, norm=norm, out_norm=norm, **dd)
+            return PolyAttention(
+                stage.width,
+                stage.heads,
+                normalisation="row_sum",
+                size=size,
+                window=stage.window,
+                norm=norm,
+                out_norm=norm,
+                shared=self.shared,
+                **dd,
+            )
         return super().mixer(stage, size, **dd)
 
 
 class Stack(nn.Module):
-    """A spatial mixer and a PolyMLP, which their cell adds to the residual stream under two of its scales."""
+    """A spatial mixer and a PolyMLP, added to the residual stream under two of their cell's scales.
+
+        x = x + s_mixer mixer(x)
+        y = x + s_mlp mlp(x)
+
+    The scales are handed in, as data: all stacks of a stage are then one function, and compiled once. With stochastic
+    depth they are one for each image (B, 1, 1, 1), zero where the branch is left out.
+    """
 
     def __init__(self, mixer: nn.Module, mlp: nn.Module, scale_indices: tuple[int, int]):
         super().__init__()
         self.mixer = mixer
         self.mlp = mlp
         self.scale_indices = scale_indices
+        self.lean = False
+
+    def forward(self, x: Tensor, mixer_scale: Tensor, mlp_scale: Tensor) -> Tensor:
+        if self.lean and not torch.jit.is_scripting() and compiles_training():
+            return keep_products(self.add_branches, x, mixer_scale, mlp_scale)
+        return self.add_branches(x, mixer_scale, mlp_scale)
+
+    def add_branches(self, x: Tensor, mixer_scale: Tensor, mlp_scale: Tensor) -> Tensor:
+        x = torch.addcmul(x, mixer_scale, self.mixer(x))
+        return torch.addcmul(x, mlp_scale, self.mlp(x))
 
 
 class Cell(nn.Module):
@@ -153,6 +206,8 @@ class Cell(nn.Module):
         self.skip: Any = blocks.skip(stage, **dd)
         self.norm: Any = blocks.cell_norm(stage, size, **dd)
         self.scale: Any = blocks.scale(config, stage, **dd)
+        self.lean, self.compiled = False, False
+        self.drops = drop_path_rate > 0
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
         self.stacks: Any = nn.ModuleList(
             Stack(blocks.mixer(stage, size, **dd), blocks.mlp(stage, size, **dd), config.scale_indices(j))
@@ -160,12 +215,38 @@ class Cell(nn.Module):
         )
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
+        if self.lean and not torch.jit.is_scripting() and not self.compiled and runs_lean():
+            return self.lean_forward(older, newer)
         x = self.norm(self.skip(older, newer))
+        scales = self.scale.factors()
         for stack in self.stacks:
             mixer_index, mlp_index = stack.scale_indices
-            x = self.scale(x, self.drop_path(stack.mixer(x)), mixer_index)
-            x = self.scale(x, self.drop_path(stack.mlp(x)), mlp_index)
+            mixer_scale, mlp_scale = self.dropped(scales[mixer_index], x), self.dropped(scales[mlp_index], x)
+            if self.compiled and not torch.jit.is_scripting():
+                take_any_batch(x, mixer_scale, mlp_scale)
+            x = stack(x, mixer_scale, mlp_scale)
         return x
+
+    @torch.jit.unused
+    def lean_forward(self, older: Tensor, newer: Tensor) -> Tensor:
+        """The same, keeping the matrix products only: see `polynext.nn.lean`."""
+        x = Recipe(
+            lambda older, newer: self.norm(self.skip(older, newer)),
+            (older, newer),
+            (*self.skip.parameters(), *self.norm.parameters()),
+        )
+        scales = self.scale.factors()
+        for stack in self.stacks:
+            for branch, index in zip((stack.mixer, stack.mlp), stack.scale_indices, strict=True):
+                drop = self.drop_path(older.new_ones(len(older), 1, 1, 1)) if self.training and self.drops else None
+                x = add_branch(x, branch, scales[index], drop)
+        return x.value()
+
+    def dropped(self, scale: Tensor, x: Tensor) -> Tensor:
+        """A scale under stochastic depth: one for each image."""
+        if self.training and self.drops:
+            return self.drop_path(scale.expand(x.shape[0], -1 if scale.ndim else 1, 1, 1))
+        return scale
 
 
 class Downsampling(nn.Module):
@@ -202,12 +283,20 @@ class Stage(nn.Module):
         self.cells = nn.ModuleList(cells)
         self.grad_checkpointing = False
 
+    @torch.jit.unused
+    def set_memory(self, memory: Memory) -> None:
+        self.grad_checkpointing = memory == "least"
+        cells: Any = self.cells
+        for cell in cells:
+            for part in (cell, *cell.stacks):
+                part.lean = memory == "lean"
+
     def forward(self, older: Tensor, newer: Tensor) -> tuple[Tensor, Tensor]:
         if self.downsampling is not None:
             older, newer = self.downsampling(older, newer)
         for cell in self.cells:
             if self.grad_checkpointing and not torch.jit.is_scripting():
-                older, newer = newer, checkpoint(cell, older, newer)
+                older, newer = newer, compute_again(cell, older, newer)
             else:
                 older, newer = newer, cell(older, newer)
         return older, newer
@@ -242,7 +331,7 @@ class PolyNeXt(nn.Module):
     ):
         super().__init__()
         dd: Any = {"device": device, "dtype": dtype}
-        blocks = blocks or Blocks()
+        blocks = (blocks or Blocks()).fitted(cfg)
         self.config, self.stride = cfg, cfg.stride
         self.fully_polynomial = isinstance(blocks, FullyPolynomialBlocks)
         self.in_chans, self.num_classes, self.drop_rate = in_chans, num_classes, drop_rate
@@ -365,10 +454,17 @@ class PolyNeXt(nn.Module):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each cell in the backward pass instead of keeping what is inside it."""
-        stages: Any = self.stages
-        for stage in stages:
-            stage.grad_checkpointing = enable
+        """timm's name for `set_memory("least")`."""
+        set_memory(self, "least" if enable else "plain")
+
+    @torch.jit.ignore
+    def set_memory(self, memory: Memory) -> None:
+        """What training keeps for the backward pass.
+
+        "plain" is whatever PyTorch keeps. "lean" keeps the matrix products and computes the rest again, cell by cell
+        the same numbers: less than half the memory. "least" keeps the results of cells and computes each cell again.
+        """
+        set_memory(self, memory)
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -390,6 +486,52 @@ class PolyNeXt(nn.Module):
         return {name for name, p in self.named_parameters() if p.ndim == 1 or not name.endswith("weight")}
 
 
+def set_memory(model: nn.Module, memory: Memory) -> None:
+    """What training keeps for the backward pass in any network that ours is part of; see `PolyNeXt.set_memory`.
+
+    Other networks can be "plain" or "least", if timm can compute their blocks again.
+    """
+    if memory not in get_args(Memory):
+        raise PolyNeXtError(f"memory={memory!r} was given: choose {', '.join(get_args(Memory))}.")
+    stages = [module for module in model.modules() if isinstance(module, Stage)]
+    for stage in stages:
+        stage.set_memory(memory)
+    if stages:
+        return
+    checkpointing: Any = getattr(model, "set_grad_checkpointing", None)
+    if memory == "lean" or (memory == "least" and checkpointing is None):
+        raise PolyNeXtError(f"{type(model).__name__} has no form of memory {memory!r}: choose 'plain'.")
+    if checkpointing is not None:
+        checkpointing(memory == "least")
+
+
+@torch.jit.unused
+def runs_lean() -> bool:
+    """Whether a backward pass may follow, of what PyTorch runs as it comes: no trace, no graph."""
+    traced = torch.jit.is_tracing() or torch.compiler.is_compiling() or is_fx_symbolic_tracing()
+    return torch.is_grad_enabled() and not traced
+
+
+@torch.jit.unused
+def take_any_batch(*inputs: Tensor) -> None:
+    """Tells the compiler of stacks that the number of images may change: its program then holds for all of them."""
+    for x in inputs:
+        if not torch.compiler.is_compiling() and x.ndim == 4:
+            torch._dynamo.maybe_mark_dynamic(x, 0)
+
+
+@torch.jit.unused
+def compiles_training() -> bool:
+    return torch.compiler.is_compiling() and torch.is_grad_enabled()
+
+
+def compute_again(cell: nn.Module, older: Tensor, newer: Tensor) -> Tensor:
+    """A cell of which only the inputs are kept."""
+    if torch.compiler.is_compiling():
+        return checkpoint(cell, older, newer, use_reentrant=False)
+    return checkpoint(cell, older, newer, use_reentrant=False, context_fn=lambda: (nullcontext(), recomputing()))
+
+
 def check_image_size(size: Size, stride: int) -> None:
     if min(size[0], size[1]) < stride:
         raise PolyNeXtError(
@@ -400,7 +542,7 @@ def check_image_size(size: Size, stride: int) -> None:
 
 @torch.fx.wrap
 def check_image(x: Tensor, in_chans: int, stride: int) -> None:
-    if torch.jit.is_tracing():  # a traced size is no number
+    if torch.jit.is_tracing():  # a traced size is not a number
         return
     if x.ndim != 4 or x.shape[1] != in_chans:
         given = ", ".join([str(n) for n in x.shape])

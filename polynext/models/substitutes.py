@@ -44,9 +44,9 @@ class FusedMLP(PolyMLP):
         self.fuse = fuse
         self.degree = 1 if fuse is addition else 2
 
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = self.w_ab(x).chunk(2, dim=1)
-        return self.w_o(self.norm(self.fuse(a, b)))
+    def mix(self, ab: Tensor) -> Tensor:
+        a, b = ab.chunk(2, dim=1)
+        return self.norm(self.fuse(a, b))
 
 
 class FusedConv(PolyConv):
@@ -57,9 +57,8 @@ class FusedConv(PolyConv):
         self.fuse = fuse
         self.degree = 1 if fuse is addition else 2
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.w_in(x)
-        return self.norm(self.w_out(self.k(self.fuse(self.k_coarse(h), self.k_fine(h).flip(1)))))
+    def mix(self, h: Tensor) -> Tensor:
+        return self.k(self.fuse(self.k_coarse(h), self.k_fine(h).flip(1)))
 
 
 class AddedHead(PolyHead):
@@ -74,9 +73,8 @@ class AddedHead(PolyHead):
 class UnflippedConv(PolyConv):
     """PolyConv without the reversal of channels in its fine branch."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.w_in(x)
-        return self.norm(self.w_out(self.k(self.k_coarse(h) * self.k_fine(h))))
+    def mix(self, h: Tensor) -> Tensor:
+        return self.k(self.k_coarse(h) * self.k_fine(h))
 
 
 class FineConv(nn.Module):

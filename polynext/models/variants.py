@@ -6,6 +6,7 @@ training run's config, so that the run's folder tells the whole network.
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ from torch import nn
 from polynext.errors import PolyNeXtError
 from polynext.models.costs import count_parameters
 from polynext.models.dropin import Maker, replace_mixers
-from polynext.models.factory import create_model
+from polynext.models.factory import create_model, is_polynext
 from polynext.models.network import (
     Blocks,
     Downsampling,
@@ -59,31 +60,55 @@ class Variant:
         blocks: how the parts of PolyNeXt's cells are built instead.
         rebuild: what becomes of PolyNeXt's architecture.
         mixers: what `replace_mixers` puts into a network that is not PolyNeXt.
-        changes: the mixer without which there is nothing to change.
+        changes: the part without which there is nothing to change.
     """
 
     what: str
     blocks: Blocks | None = None
     rebuild: Rebuild | None = None
     mixers: Mapping[str, Any] | None = None
-    changes: Literal["conv", "attention"] | None = None
+    changes: Literal["conv", "attention", "position norm"] | None = None
 
 
 def create_variant(name: str, variant: str, in_chans: int = 3, num_classes: int = 1000, **options: Any) -> nn.Module:
-    """`create_model` with a named change of the model's parts."""
-    if variant not in VARIANTS:
-        raise PolyNeXtError(f"there is no variant {variant!r} of a model: choose one of {', '.join(VARIANTS)}.")
-    chosen, shared = VARIANTS[variant], dict(in_chans=in_chans, num_classes=num_classes, **options)
-    if chosen.mixers is not None:
-        return replace_mixers(create_model(name, **shared), **chosen.mixers)[0]
-    if name not in CONFIGS:
+    """`create_model` with a named change of the model's parts, or several joined by +."""
+    chosen = chosen_variants(variant)
+    shared: dict[str, Any] = dict(in_chans=in_chans, num_classes=num_classes, **options)
+    if chosen[0].mixers is not None:
+        return replace_mixers(create_model(name, **shared), **chosen[0].mixers)[0]
+    blocks = [one.blocks for one in chosen if one.blocks is not None]
+    polynomial = name.endswith("_bn") or any(isinstance(one, FullyPolynomialBlocks) for one in blocks)
+    if name not in CONFIGS and not (is_polynext(name) and "." not in name and not blocks):
         raise PolyNeXtError(f"{name} has no variant {variant!r}: it changes one of {', '.join(CONFIGS)}.")
-    architecture = CONFIGS[name]
-    if chosen.changes and chosen.changes not in {stage.mixer for stage in architecture.stages}:
-        raise PolyNeXtError(f"{name} has no {chosen.changes} that the variant {variant!r} could change: take another.")
-    if chosen.rebuild is not None:
-        architecture = chosen.rebuild(architecture, in_chans, num_classes)
-    return create_model(name, architecture=architecture, blocks=chosen.blocks, **shared)
+    original = architecture = CONFIGS[name.removesuffix("_bn")]
+    parts = {stage.mixer for stage in architecture.stages} | ({"position norm"} if polynomial else set())
+    for one in chosen:
+        if one.changes and one.changes not in parts:
+            raise PolyNeXtError(f"{name} has no {one.changes} that the variant {variant!r} could change: take another.")
+        if one.rebuild is not None:
+            architecture = one.rebuild(architecture, in_chans, num_classes)
+    if architecture == original and not blocks:
+        raise PolyNeXtError(f"the variant {variant!r} changes nothing: {name} is so without it.")
+    if blocks:
+        shared["blocks"] = blocks[0]
+    return create_model(name, architecture=architecture, **shared)
+
+
+def chosen_variants(names: str) -> list[Variant]:
+    """The variants of a name such as `degree-3` or `window-7+heads-8`, if they go together."""
+    chosen = [find_variant(name) for name in names.split("+")]
+    if sum(one.blocks is not None for one in chosen) > 1 or (len(chosen) > 1 and any(one.mixers for one in chosen)):
+        raise PolyNeXtError(f"the variants {names!r} change the same parts: take one of them.")
+    return chosen
+
+
+def find_variant(name: str) -> Variant:
+    if match := re.fullmatch(r"(window|heads)-([1-9]\d*)", name):
+        return attention_option(match[1], int(match[2]))
+    if name not in VARIANTS:
+        known = ", ".join([*VARIANTS, "window-N", "heads-N"])
+        raise PolyNeXtError(f"there is no variant {name!r} of a model: choose one of {known}, or several joined by +.")
+    return VARIANTS[name]
 
 
 # Modules (Table 3)
@@ -134,14 +159,14 @@ class WithGeluMLP(Blocks):
 
 
 class WithAttention(Blocks):
-    """Another module in place of PolyAttention, built from the width."""
+    """Another module in place of PolyAttention, built from its stage and the size of its maps."""
 
     def __init__(self, attention: Callable[..., nn.Module]):
         self.attention = attention
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         if stage.mixer == "attention":
-            return self.attention(stage.width, norm=self.norm(size), **dd)
+            return self.attention(stage, size, norm=self.norm(size), **dd)
         return super().mixer(stage, size, **dd)
 
 
@@ -149,10 +174,21 @@ def without_coarse_kernel(conv: Callable[..., nn.Module]) -> Callable[..., nn.Mo
     return lambda channels, ratio, coarse_kernel, **options: conv(channels, ratio, **options)
 
 
-def standard_attention(channels: int, **options: Any) -> nn.Module:
-    """Standard attention has four projections to PolyAttention's three: three quarters of the heads cost the same."""
-    heads = max(1, round(0.75 * math.ceil(channels / 64)))
-    return StandardAttention(channels, heads, **options)
+def poly_attention(stage: StageConfig, size: Size, **options: Any) -> nn.Module:
+    return PolyAttention(stage.width, stage.heads, window=stage.window, **options)
+
+
+def standard_attention(stage: StageConfig, size: Size, **options: Any) -> nn.Module:
+    """With fewer heads than PolyAttention, about as wide, for the same number of multiply-accumulates."""
+    if stage.window is not None:
+        raise PolyNeXtError("the variant 'standard-attention' has no windows: take it without a window.")
+    width, tokens = stage.width, size[0] * size[1]
+    inner = 32 * (stage.heads or math.ceil(width / 64))
+    # A token costs PolyAttention three projections, depthwise 5x5 and 3x3 twice each, weights and their sums.
+    wanted = inner * (3 * width + 2 * 25 + 2 * 9 + 2 * tokens) / (4 * width + 2 * tokens)
+    choices = [(heads, round(wanted / heads)) for heads in {max(1, math.floor(wanted / 32)), math.ceil(wanted / 32)}]
+    heads, head_dim = min(choices, key=lambda choice: (abs(math.prod(choice) - wanted), choice))
+    return StandardAttention(width, heads, head_dim, **options)
 
 
 def conv_variant(what: str, conv: Callable[..., nn.Module]) -> Variant:
@@ -161,6 +197,22 @@ def conv_variant(what: str, conv: Callable[..., nn.Module]) -> Variant:
 
 def attention_variant(what: str, attention: Callable[..., nn.Module]) -> Variant:
     return Variant(what=what, blocks=WithAttention(attention), changes="attention")
+
+
+def attention_option(field: str, value: int) -> Variant:
+    changed: dict[str, Any] = {field: value}
+
+    def rebuild(config: PolyNeXtConfig, in_chans: int, num_classes: int) -> PolyNeXtConfig:
+        return replace(
+            config, stages=tuple(replace(s, **changed) if s.mixer == "attention" else s for s in config.stages)
+        )
+
+    return Variant(what=f"attention with {field} {value}", rebuild=rebuild, changes="attention")
+
+
+def norm_variant(what: str, **changed: bool) -> Variant:
+    """Other fully polynomial norms."""
+    return Variant(what=what, rebuild=lambda config, *_: replace(config, **changed), changes="position norm")
 
 
 # Stabilisation (Table 4)
@@ -253,9 +305,9 @@ VARIANTS = {
     "attention-mlp-gelu": Variant(what="PolyMLP -> MLP+GELU", blocks=WithGeluMLP(post_norm=False)),
     "standard-attention": attention_variant("PolyAttn -> standard attention", standard_attention),
     "softmax-kernel": attention_variant(
-        "polynomial kernel -> softmax", partial(PolyAttention, normalisation="softmax")
+        "polynomial kernel -> softmax", partial(poly_attention, normalisation="softmax")
     ),
-    **{f"degree-{p}": attention_variant(f"kernel of degree {p}", partial(PolyAttention, p=p)) for p in (2, 3, 5, 6)},
+    **{f"degree-{p}": attention_variant(f"kernel of degree {p}", partial(poly_attention, p=p)) for p in (2, 3, 5, 6)},
     # Table 4
     "learnable-scale": Variant(what="Sigmoid-Scale -> learnable scalar", blocks=WithLearnableScale()),
     "layerscale-small": Variant(what="Sigmoid-Scale -> LayerScale 1e-6", blocks=WithLayerScale(1e-6)),
@@ -275,4 +327,7 @@ VARIANTS = {
     "scales-falling": Variant(what="logits start at 0, -1/2, -1, ...", rebuild=with_scales(falling)),
     "scales-halving": Variant(what="scales start at 1/2, 1/2, 1/4, 1/8, ...", rebuild=with_scales(halving)),
     "position-norm": Variant(what="norms -> position norms (fully polynomial)", blocks=FullyPolynomialBlocks()),
+    # Of the fully polynomial networks (_bn)
+    "position-beta": norm_variant("position norms with beta (Appendix C.5)", norm_beta=True),
+    "shared-statistics": norm_variant("statistics shared by all processes", share_statistics=True),
 }

@@ -5,6 +5,7 @@ deep stacks of them stable.
 """
 
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d, init_kaiming
+from polynext.nn.dropout import RisingDropout
 from polynext.nn.norm import LayerNorm2d, NormMaker, PositionNorm2d, RowSumNorm
 from polynext.nn.polyattention import PolyAttention
 from polynext.nn.polyconv import PolyConv
@@ -25,6 +26,7 @@ __all__ = [
     "PolyHead",
     "PolyMLP",
     "PositionNorm2d",
+    "RisingDropout",
     "RowSumNorm",
     "SigmoidScale",
     "init_kaiming",

@@ -1,6 +1,8 @@
 """The norms: over channels for the main models, with running statistics for the fully polynomial ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 import torch
@@ -47,7 +49,8 @@ class PositionNorm2d(nn.Module):
 
     Shapes (B, C, H, W) to (B, C, H, W), for the one feature-map size (H, W) it was built for. In eval mode mu and
     var are running estimates, so this is an affine map: degree 1. The published networks have no beta. `initial_var`
-    is the running variance before the first batch.
+    is the running variance before the first batch. In a distributed run each process has statistics of its own, as in
+    the paper, unless they are `shared`.
     """
 
     momentum: Final = MOMENTUM
@@ -59,12 +62,14 @@ class PositionNorm2d(nn.Module):
         eps: float = 1e-5,
         beta: bool = False,
         initial_var: float = 1.0,
+        shared: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.size = (size[0], size[1])
         self.eps = eps
+        self.shared = shared
         self.gamma_c = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
         self.gamma_hw = nn.Parameter(torch.ones(self.size, device=device, dtype=dtype))
         if beta:
@@ -90,9 +95,9 @@ class PositionNorm2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_size("PositionNorm2d", (x.shape[2], x.shape[3]), self.size)
         if self.training:
-            mean, var = batch_statistics(x)
-            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), self.momentum)
-            self.running_var.lerp_(var.detach().to(self.running_var.dtype), self.momentum)
+            mean, var = batch_statistics(x, self.shared)
+            learn(self.running_mean, mean)
+            learn(self.running_var, var)
         else:
             mean, var = self.running_mean, self.running_var
         weight, bias = self.affine(mean, var)
@@ -110,7 +115,8 @@ class RowSumNorm(nn.Module):
         y_hi = gamma_hi * (sum_j A_hij v_j) / (R_hi + eps),    R_hi = E_b[sum_j A_bhij]
 
     Shapes: weighted sums (B, H, W, heads, d) and row sums (B, H, W, heads) to (B, H, W, heads, d). In eval mode R is
-    a constant: degree 1 in the weighted sums. `keys` is how many a query has, all H W by default.
+    a constant: degree 1 in the weighted sums. `keys` is how many a query has, all H W by default; `shared` as in
+    PositionNorm2d.
     """
 
     momentum: Final = MOMENTUM
@@ -121,12 +127,14 @@ class RowSumNorm(nn.Module):
         size: tuple[int, int],
         keys: int | None = None,
         eps: float = 1e-6,
+        shared: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.size = (size[0], size[1])
         self.eps = eps
+        self.shared = shared
         queries = self.size[0] * self.size[1]
         self.gamma = nn.Parameter(torch.ones(heads, queries, device=device, dtype=dtype))
         self.running_row_sum: Tensor
@@ -137,8 +145,9 @@ class RowSumNorm(nn.Module):
     def forward(self, weighted: Tensor, row_sum: Tensor) -> Tensor:
         check_size("RowSumNorm", (row_sum.shape[1], row_sum.shape[2]), self.size)
         if self.training:
-            mean = average_over_processes(row_sum.mean(dim=0)).flatten(0, 1).T
-            self.running_row_sum.lerp_(mean.detach().to(self.running_row_sum.dtype), self.momentum)
+            mean = row_sum.mean(dim=0)
+            mean = (average_over_processes(mean) if self.shared else mean).flatten(0, 1).T
+            learn(self.running_row_sum, mean)
         else:
             mean = self.running_row_sum
         factor = self.gamma / (mean + self.eps)  # (heads, queries)
@@ -148,13 +157,34 @@ class RowSumNorm(nn.Module):
         return f"heads={len(self.gamma)}, size={self.size}"
 
 
+RECOMPUTING = ContextVar("recomputing", default=False)
+
+
+@contextmanager
+def recomputing() -> Iterator[None]:
+    """While a backward pass computes something again, running statistics stay as they are."""
+    token = RECOMPUTING.set(True)
+    try:
+        yield
+    finally:
+        RECOMPUTING.reset(token)
+
+
+@torch.fx.wrap
+@torch.jit.unused
+def learn(running: Tensor, value: Tensor) -> None:
+    """Moves a running statistic towards a batch's."""
+    if not RECOMPUTING.get():
+        running.lerp_(value.detach().to(running.dtype), MOMENTUM)
+
+
 @torch.fx.wrap
 @torch.jit.unused  # TorchScript knows nothing of processes: it is for inference
-def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of (B, C, H, W) over batch and channels, across all processes of a distributed run."""
+def batch_statistics(x: Tensor, shared: bool) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of (B, C, H, W) over batch and channels, and if shared over the processes of a run."""
     x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     var, mean = torch.var_mean(x, dim=(0, 1), correction=0)
-    everywhere = average_over_processes(mean)
+    everywhere = average_over_processes(mean) if shared else mean
     if everywhere is not mean:
         var = average_over_processes(var + (mean - everywhere).square())
     return everywhere, var
@@ -173,7 +203,7 @@ def average_over_processes(value: Tensor) -> Tensor:
 
 @torch.fx.wrap
 def check_size(owner: str, given: tuple[int, int], size: tuple[int, int]) -> None:
-    if not torch.jit.is_tracing() and given != size:  # a traced size is no number
+    if not torch.jit.is_tracing() and given != size:  # a traced size is not a number
         raise PolyNeXtError(
             f"{owner} got a {given[0]}x{given[1]} feature map but holds statistics for {size[0]}x{size[1]}: "
             "resize the images, or build the network with the img_size you want and train it there."

@@ -35,7 +35,7 @@ class PolyAttention(nn.Module):
     first. Shapes (B, C, H, W) to (B, C, H, W).
 
     Degree 2p + 1 with `row_sum` in eval mode (twice p for the kernel, one for the values), the pre-norm aside;
-    `l1` divides by a polynomial of degree 2p and softmax is no polynomial at all.
+    `l1` divides by a polynomial of degree 2p and softmax is not a polynomial at all.
 
     Args:
         channels: C.
@@ -48,6 +48,7 @@ class PolyAttention(nn.Module):
         window: side of the square windows attention is confined to (see `windows.py`); None for the whole map.
         norm: makes the pre-norm from a number of channels.
         out_norm: makes a norm in front of `w_out`; none by default.
+        shared: whether the processes of a distributed run share the statistics of "row_sum".
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class PolyAttention(nn.Module):
         window: int | None = None,
         norm: NormMaker = LayerNorm2d,
         out_norm: NormMaker = nn.Identity,
+        shared: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -93,7 +95,9 @@ class PolyAttention(nn.Module):
         self.k_v = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
         self.scale: nn.Module = HeadScale(heads, head_dim**-0.5, device=device, dtype=dtype)
         keys = window * window if window else None
-        self.row_norm = RowSumNorm(heads, size, keys, device=device, dtype=dtype) if size is not None else None
+        self.row_norm: RowSumNorm | None = None
+        if size is not None:
+            self.row_norm = RowSumNorm(heads, size, keys, shared=shared, device=device, dtype=dtype)
         self.k = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
         self.out_norm = out_norm(inner, device=device, dtype=dtype)
         self.w_out = PointwiseConv2d(inner, channels, device=device, dtype=dtype)
@@ -103,10 +107,14 @@ class PolyAttention(nn.Module):
         return 2 * self.p + 1
 
     def forward(self, x: Tensor) -> Tensor:
-        qk, v = self.w_qkv(self.norm(x)).chunk(2, dim=1)
+        return self.w_out(self.mix(self.w_qkv(self.norm(x))))
+
+    def mix(self, qkv: Tensor) -> Tensor:
+        """K(norm(A) V): what happens between the two projections."""
+        qk, v = qkv.chunk(2, dim=1)
         q, k, v = self.split_heads(self.k_q(qk)), self.split_heads(self.k_k(qk)), self.split_heads(self.k_v(v))
         y = self.attend(self.scale(q), k, v).flatten(3).permute(0, 3, 1, 2)  # (B, h d, H, W)
-        return self.w_out(self.out_norm(self.k(y)))
+        return self.out_norm(self.k(y))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, h d, H, W) to (B, H, W, h, d)."""
@@ -178,7 +186,7 @@ def kernel_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tu
 
 @torch.jit.unused
 def needs_blocks(q: Tensor) -> bool:
-    return not torch.jit.is_tracing() and q.shape[-2] > BLOCK_ABOVE  # a traced size is no number
+    return not torch.jit.is_tracing() and q.shape[-2] > BLOCK_ABOVE  # a traced size is not a number
 
 
 def kernel_blocks(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:

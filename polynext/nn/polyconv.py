@@ -49,6 +49,9 @@ class PolyConv(nn.Module):
         init_kaiming(self.w_in, self.k_coarse, self.k_fine, self.k, self.w_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.w_in(x)
+        return self.norm(self.w_out(self.mix(self.w_in(x))))
+
+    def mix(self, h: Tensor) -> Tensor:
+        """K(m): what happens between the two matrix products."""
         m = self.k_coarse(h) * self.k_fine(h).flip(1)
-        return self.norm(self.w_out(self.k(m)))
+        return self.k(m)

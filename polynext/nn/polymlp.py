@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import PointwiseConv2d, init_kaiming
+from polynext.nn.dropout import RisingDropout
 from polynext.nn.norm import LayerNorm2d, NormMaker
 
 
@@ -45,8 +46,12 @@ class PolyMLP(nn.Module):
         init_kaiming(self.w_ab, self.w_o)
 
     def forward(self, x: Tensor) -> Tensor:
-        a, b = self.w_ab(x).chunk(2, dim=1)
-        return self.w_o(self.norm(a * b))
+        return self.w_o(self.mix(self.w_ab(x)))
+
+    def mix(self, ab: Tensor) -> Tensor:
+        """norm(a * b): what happens between the two matrix products."""
+        a, b = ab.chunk(2, dim=1)
+        return self.norm(a * b)
 
 
 class PolyHead(nn.Module):
@@ -78,7 +83,7 @@ class PolyHead(nn.Module):
         super().__init__()
         self.hidden = 2 * channels
         self.w_ab = PointwiseConv2d(channels, 2 * self.hidden, device=device, dtype=dtype)
-        self.drop = nn.Dropout(drop_rate)
+        self.drop = RisingDropout(drop_rate, device=device)
         self.reset(num_classes, pool)
 
     def reset(self, num_classes: int, pool: str | None = None) -> None:

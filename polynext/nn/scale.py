@@ -29,8 +29,12 @@ class SigmoidScale(nn.Module):
         """sigmoid(lambda), one factor per entry."""
         return self.logits.sigmoid()
 
+    def factors(self) -> Tensor:
+        """The scales, each entry ready to be multiplied with a map."""
+        return self.scales()
+
     def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
-        return torch.addcmul(x, self.scales()[index], branch)
+        return torch.addcmul(x, self.factors()[index], branch)
 
     def extra_repr(self) -> str:
         return f"entries={len(self.logits)}"
@@ -52,8 +56,11 @@ class LearnableScale(nn.Module):
     def scales(self) -> Tensor:
         return self.s
 
+    def factors(self) -> Tensor:
+        return self.s
+
     def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
-        return torch.addcmul(x, self.s[index], branch)
+        return torch.addcmul(x, self.factors()[index], branch)
 
 
 class LayerScale(nn.Module):
@@ -74,5 +81,8 @@ class LayerScale(nn.Module):
         """gamma, a factor per entry and channel."""
         return self.gamma
 
+    def factors(self) -> Tensor:
+        return self.gamma[:, :, None, None]
+
     def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
-        return torch.addcmul(x, self.gamma[index][:, None, None], branch)
+        return torch.addcmul(x, self.factors()[index], branch)

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import hf_hub_download
 from torch import Tensor
 
 from polynext.errors import PolyNeXtError
 from polynext.models.checkpoints import read_checkpoint
-from polynext.models.published import StateDict, check_same_entries, rename_published, some
+from polynext.models.published import HUB, StateDict, check_same_entries, rename_published, some
 from polynext.segmentation.upernet import UPerNet
 
 PARTS = {
@@ -24,6 +25,23 @@ PARTS = {
 }
 # What classifies in the backbone's published network has no part in segmentation.
 UNUSED = ("norm.", "proj.", "head.")
+
+
+# Recipes with published weights, and their files.
+PUBLISHED = {"ade20k": "uper_cpolynexts.pth", "ade20k_apolynext": "uper_apolynexts.pth"}
+
+
+def fetch_segmentation_weights(recipe: str) -> Path:
+    """The authors' file for a recipe's network, from the Hugging Face hub, or from its cache."""
+    if recipe not in PUBLISHED:
+        raise PolyNeXtError(f"there are no published weights of {recipe!r}: there are of {' and '.join(PUBLISHED)}.")
+    try:
+        return Path(hf_hub_download(HUB, PUBLISHED[recipe]))
+    except OSError as error:
+        raise PolyNeXtError(
+            f"{PUBLISHED[recipe]} cannot be fetched ({type(error).__name__}): check the connection to the Hugging Face "
+            "hub, or give a file that you have as `checkpoint`."
+        ) from error
 
 
 def is_published_segmentation(checkpoint: Mapping[str, Any]) -> bool:

@@ -6,6 +6,10 @@ from typing import Literal
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
+from polynext.errors import PolyNeXtError, require_at_least
+from polynext.models import Memory
+from polynext.training.config import EmaConfig, LoopConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationModelConfig:
@@ -17,6 +21,8 @@ class SegmentationModelConfig:
         pretrained: fetch the backbone's published weights instead.
         drop_path: stochastic depth of the backbone.
         width: of the decoder.
+        memory: what is kept of the backbone for the backward pass: plain is what PyTorch keeps, lean the matrix
+            products only, at little cost in time; least recomputes whole cells.
     """
 
     backbone: str = "cpolynext_small"
@@ -24,6 +30,7 @@ class SegmentationModelConfig:
     pretrained: bool = False
     drop_path: float = 0.3
     width: int = 512
+    memory: Memory = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +93,7 @@ class SegmentationOptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationConfig:
+class SegmentationConfig(LoopConfig):
     """A whole run.
 
     Attributes:
@@ -94,23 +101,28 @@ class SegmentationConfig:
         data: what it learns from.
         optimizer: how.
         iterations: optimiser steps.
-        batch_size: images per step over all processes.
         auxiliary_weight: of the auxiliary head's loss.
         evaluate_every: iterations between two evaluations; one comes at the end in any case.
-        save_every: iterations between two saved states.
-        log_steps: iterations between two lines of metrics.
-        precision: of the forward pass: float32 or bf16 autocast.
-        seed: of everything random.
     """
 
     model: SegmentationModelConfig = field(default_factory=SegmentationModelConfig)
     data: SegmentationDataConfig = field(default_factory=SegmentationDataConfig)
     optimizer: SegmentationOptimizerConfig = field(default_factory=SegmentationOptimizerConfig)
     iterations: int = 160_000
-    batch_size: int = 16
     auxiliary_weight: float = 0.4
     evaluate_every: int = 16_000
-    save_every: int = 1_000
-    log_steps: int = 50
-    precision: Literal["float32", "bf16"] = "bf16"
-    seed: int = 0
+    ema: EmaConfig = field(default_factory=lambda: EmaConfig(decay=0.0))
+    batch_size: int = 16
+    micro_batch: int = 0
+    compile: bool = False
+
+    def check(self) -> None:
+        super().check()
+        data = self.data
+        require_at_least(1, iterations=self.iterations, evaluate_every=self.evaluate_every)
+        require_at_least(1, **{"data.crop": data.crop, "data.stride": data.stride, "model.width": self.model.width})
+        require_at_least(0, **{"data.workers": data.workers})
+        if data.stride > data.crop:
+            raise PolyNeXtError(
+                f"a stride of {data.stride} leaves gaps between windows of {data.crop}: give at most that."
+            )

@@ -40,7 +40,6 @@ def camvid() -> SegmentationConfig:
         iterations=2000,
         batch_size=8,
         evaluate_every=500,
-        save_every=100,
         log_steps=10,
         precision="float32",
     )
@@ -54,6 +53,7 @@ RECIPES: dict[str, Callable[[], SegmentationConfig]] = {
 
 
 def segmentation_recipe(name: str) -> SegmentationConfig:
+    """The config of a run by its name."""
     if name not in RECIPES:
         raise PolyNeXtError(f"there is no segmentation recipe {name!r}: choose one of {', '.join(RECIPES)}.")
     return RECIPES[name]()

@@ -1,9 +1,13 @@
-"""The training engine. `config.py` says what a run is, `engine.py` runs it, `folder.py` is what it leaves behind."""
+"""Training.
+
+`config.py` says what a run is, `loop.py` runs it, `classification.py` is what it learns, `folder.py` what it leaves.
+"""
 
 from polynext.extras import require
 
 require("train")
 
+from polynext.training.classification import Classification, build_model, train
 from polynext.training.config import (
     EmaConfig,
     ModelConfig,
@@ -13,18 +17,20 @@ from polynext.training.config import (
     from_yaml,
     to_yaml,
 )
-from polynext.training.engine import DivergedError, Trainer, build_model, train
+from polynext.training.loop import DivergedError, Task, TrainingLoop
 from polynext.training.stopping import Interrupted
 
 __all__ = [
+    "Classification",
     "DivergedError",
     "EmaConfig",
     "Interrupted",
     "ModelConfig",
     "OptimizerConfig",
     "ScheduleConfig",
+    "Task",
     "TrainConfig",
-    "Trainer",
+    "TrainingLoop",
     "build_model",
     "from_yaml",
     "to_yaml",

@@ -11,6 +11,8 @@ import yaml
 
 from polynext.data import AugmentConfig, DataConfig
 from polynext.errors import PolyNeXtError, require_at_least
+from polynext.models import Memory
+from polynext.training.regularisation import check_regularisation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +20,12 @@ class OptimizerConfig:
     """The optimiser.
 
     Attributes:
-        name: adamw, or lamb with decoupled weight decay.
+        name: adamw or lamb.
         lr: learning rate at its highest.
-        weight_decay: on all parameters.
+        weight_decay: pull towards zero.
+        decay_all: on all parameters; else not on those of one axis, norms, biases and scales, of which LAMB then leaves
+            the step as it is.
+        decoupled: of LAMB, whether the pull is apart from the step that its trust ratio scales, as in AdamW.
         betas: decay of the running moments.
         eps: added to the denominator.
         clip_grad: limit of the gradient's global norm, 0 for none.
@@ -29,6 +34,8 @@ class OptimizerConfig:
     name: Literal["adamw", "lamb"] = "adamw"
     lr: float = 4e-3
     weight_decay: float = 0.01
+    decay_all: bool = True
+    decoupled: bool = True
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     clip_grad: float = 5.0
@@ -42,11 +49,15 @@ class ScheduleConfig:
         warmup_epochs: epochs of warmup.
         warmup_factor: share of the rate that warmup starts from.
         min_lr: where the cosine ends.
+        cosine_from_start: whether the cosine counts from the first epoch, as timm's does; else from the warmup's end.
+        cooldown_epochs: the last ones, at min_lr.
     """
 
     warmup_epochs: int = 0
     warmup_factor: float = 0.1
     min_lr: float = 1e-5
+    cosine_from_start: bool = False
+    cooldown_epochs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +72,8 @@ class ModelConfig:
         dropout_rises: whether dropout rises linearly from 0 at the first epoch or is constant.
         pretrained: start from the published weights.
         initial_weights: start from a checkpoint's; a classifier of other classes starts afresh.
+        memory: what is kept for the backward pass: plain is what PyTorch keeps, lean the matrix products only, at
+            little cost in time; least recomputes whole cells.
     """
 
     name: str = "cpolynext_nano"
@@ -70,6 +83,7 @@ class ModelConfig:
     dropout_rises: bool = True
     pretrained: bool = False
     initial_weights: Path | None = None
+    memory: Memory = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +100,54 @@ class EmaConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """A whole training run.
+class LoopConfig:
+    """What every training run has, whatever it learns.
+
+    Attributes:
+        ema: the averaged weights.
+        batch_size: images per optimiser step, over all processes and accumulated batches.
+        micro_batch: images a process handles at once, gradients being accumulated up to batch_size; 0 for its whole
+            share of a batch.
+        precision: of the forward pass: float32 or bf16 autocast.
+        compile: with `polynext.compile`.
+        seed: of everything random.
+        checkpoint_minutes: save this often between two evaluations too; 0 for not.
+        log_steps: optimiser steps between two lines of step metrics; 0 for none.
+        diagnostics: with those also what happens inside each cell, and a picture of it.
+        wandb: project name to log to with Weights & Biases; empty for not.
+    """
+
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    batch_size: int = 1024
+    micro_batch: int = 128
+    precision: Literal["float32", "bf16"] = "bf16"
+    compile: bool = True
+    seed: int = 0
+    checkpoint_minutes: float = 10.0
+    log_steps: int = 50
+    diagnostics: bool = False
+    wandb: str = ""
+
+    def check(self) -> None:
+        """That no number is out of its range."""
+        require_at_least(1, batch_size=self.batch_size)
+        require_at_least(0, micro_batch=self.micro_batch, seed=self.seed, log_steps=self.log_steps)
+        require_at_least(0, checkpoint_minutes=self.checkpoint_minutes)
+
+    def share(self, processes: int) -> tuple[int, int]:
+        """Images that each process handles at once, and how often it does for one step."""
+        micro_batch = self.micro_batch or self.batch_size // processes
+        if not micro_batch or self.batch_size % (micro_batch * processes):
+            raise PolyNeXtError(
+                f"a batch of {self.batch_size} cannot be made of {processes} process(es) with {micro_batch} images: "
+                "give a --micro-batch that divides it."
+            )
+        return micro_batch, self.batch_size // (micro_batch * processes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(LoopConfig):
+    """A whole training run of a classifier.
 
     Attributes:
         model: the network.
@@ -95,18 +155,8 @@ class TrainConfig:
         augment: how images are varied.
         optimizer: how it learns.
         schedule: the learning rate.
-        ema: the averaged weights.
         epochs: passes over the data.
-        batch_size: images per optimiser step, over all processes and accumulated batches.
-        micro_batch: images a process handles at once; gradients are accumulated up to batch_size.
-        precision: of the forward pass: float32 or bf16 autocast.
-        compile: with torch.compile.
-        seed: of everything random.
         evaluate_every: epochs between two evaluations; the last one is evaluated in any case.
-        checkpoint_minutes: save this often inside an epoch too; 0 for at its end only.
-        log_steps: optimiser steps between two lines of step metrics; 0 for none.
-        diagnostics: with those also what happens inside each cell, and a picture of it.
-        wandb: project name to log to with Weights & Biases; empty for not.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -114,31 +164,21 @@ class TrainConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    ema: EmaConfig = field(default_factory=EmaConfig)
     epochs: int = 300
-    batch_size: int = 1024
-    micro_batch: int = 128
-    precision: Literal["float32", "bf16"] = "bf16"
-    compile: bool = True
-    seed: int = 0
     evaluate_every: int = 1
-    checkpoint_minutes: float = 10.0
-    log_steps: int = 50
-    diagnostics: bool = False
-    wandb: str = ""
 
-
-def check(config: TrainConfig) -> None:
-    """That no number is out of its range."""
-    require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, micro_batch=config.micro_batch)
-    require_at_least(1, evaluate_every=config.evaluate_every)
-    require_at_least(0, seed=config.seed, log_steps=config.log_steps, **{"data.workers": config.data.workers})
-    require_at_least(0, **{"optimizer.lr": config.optimizer.lr})
-    if config.model.pretrained and config.model.initial_weights is not None:
-        raise PolyNeXtError("both model.pretrained and model.initial-weights were given: a run starts from one.")
+    def check(self) -> None:
+        super().check()
+        require_at_least(1, epochs=self.epochs, evaluate_every=self.evaluate_every)
+        require_at_least(0, **{"data.workers": self.data.workers, "optimizer.lr": self.optimizer.lr})
+        if self.model.pretrained and self.model.initial_weights is not None:
+            raise PolyNeXtError("both model.pretrained and model.initial-weights were given: a run starts from one.")
+        check_regularisation(self.model.name, self.model.drop_path, self.model.dropout)
 
 
 def to_yaml(config: Any) -> str:
+    """A config as text, from which `from_yaml` makes it again."""
+
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(v) for key, v in value.items()}
@@ -160,8 +200,19 @@ def from_yaml(text: str, source: str = "the configuration", kind: type[Config] =
         raise PolyNeXtError(f"{source} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise PolyNeXtError(f"{source} holds no fields: expected those of a config.yaml.")
+    values = {key: value for key, value in values.items() if key not in RETIRED}
     return parse(kind, with_preprocessing(values) if kind is TrainConfig else values, source, "")
 
+
+def read_config(path: Path, kind: type[Config]) -> Config:
+    """The config in a YAML file that a run wrote."""
+    if not path.is_file():
+        raise PolyNeXtError(f"there is no file {path}: give a config.yaml that a run wrote, or its folder to --resume.")
+    return from_yaml(path.read_text(), str(path), kind)
+
+
+# Fields in files of earlier versions that mean nothing any more.
+RETIRED = {"save_every"}
 
 # Fields of `data` in files that were written before they became a `Preprocessing`, and what they are there.
 MOVED = {

@@ -10,8 +10,12 @@ from polynext.training.config import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW, or LAMB with decoupled weight decay and its own limit of the gradient norm; decay on all parameters."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    """AdamW, or LAMB with its own limit of the gradient norm."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    parameters: list[Any] = trained
+    if not config.decay_all:
+        decayed, others = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim < 2]
+        parameters = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     if config.name == "lamb":
         return Lamb(
             parameters,
@@ -19,7 +23,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
             betas=config.betas,
             eps=config.eps,
             weight_decay=config.weight_decay,
-            decoupled_decay=True,
+            decoupled_decay=config.decoupled,
             max_grad_norm=config.clip_grad or None,
         )
     return torch.optim.AdamW(

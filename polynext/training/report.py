@@ -3,17 +3,20 @@
 import dataclasses
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from polynext.errors import PolyNeXtError
-from polynext.training.config import TrainConfig
+from polynext.training.config import LoopConfig
 from polynext.training.diagnostics import draw_diagnostics
 from polynext.training.folder import RunFolder
 
 if TYPE_CHECKING:
-    from polynext.training.engine import Trainer
+    from polynext.training.loop import Task, TrainingLoop
 
 
 SECONDS_BETWEEN_DRAWINGS = 60
@@ -22,12 +25,12 @@ SECONDS_BETWEEN_DRAWINGS = 60
 class Reporter:
     """Shows a run on the terminal and in its folder; silent in all processes but the first."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, first: bool, quiet: bool = False):
-        self.config, self.folder, self.first, self.quiet = config, folder, first, quiet
+    def __init__(self, config: LoopConfig, folder: RunFolder, task: "Task", first: bool, quiet: bool = False):
+        self.config, self.folder, self.task, self.first, self.quiet = config, folder, task, first, quiet
         self.bar: tqdm | None = None
         self.terminal = sys.stderr.isatty() and not quiet
-        self.start, self.images, self.drawn = time.monotonic(), 0, time.monotonic()
-        self.paused = 0.0
+        self.start = self.drawn = time.monotonic()
+        self.images = 0
         self.tensorboard: Any = None
         self.wandb: Any = None
         if not first:
@@ -38,69 +41,68 @@ class Reporter:
         if config.wandb:
             self.wandb = start_wandb(config)
 
-    def step(self, trainer: "Trainer") -> None:
+    def __enter__(self) -> "Reporter":
+        return self
+
+    def step(self, loop: "TrainingLoop") -> None:
         if not self.first:
             return
-        progress = trainer.progress
+        step = loop.progress.step
         self.images += self.config.batch_size
         rate = self.rate()
-        if trainer.logs(progress.step):
-            values = {"loss": trainer.last_loss, "gradient_norm": trainer.last_norm, "images_per_second": rate}
-            self.folder.log({"step": progress.step, **values})
-            self.publish(progress.step, values)
-            if trainer.last_cells is not None:
-                self.folder.log({"step": progress.step, "cells": trainer.last_cells})
+        if loop.logs(step):
+            values = {"loss": loop.last_loss, "gradient_norm": loop.last_norm, "images_per_second": rate}
+            self.folder.log({"step": step, **values})
+            self.publish(step, values)
+            if loop.last_cells is not None:
+                self.folder.log({"step": step, "cells": loop.last_cells})
         if self.terminal:
             if self.bar is None:
-                done = progress.batch // trainer.accumulate - 1
-                self.bar = tqdm(total=trainer.steps_per_epoch, initial=done, leave=False, unit="step")
-            right = progress.epoch_totals["right"] / max(progress.epoch_totals["images"], 1)
-            left = self.time_left(trainer, rate)
-            self.bar.set_description(f"epoch {progress.epoch + 1}/{self.config.epochs}")
-            self.bar.set_postfix_str(f"loss {trainer.last_loss:.3f}, {right:.1%}, {rate:.0f} images/s, {left} left")
+                done = (step - 1) % self.task.round_steps
+                self.bar = tqdm(total=self.task.round_steps, initial=done, leave=False, unit="step")
+            self.bar.set_description(self.task.where(step - 1))
+            left = self.time_left(step)
+            self.bar.set_postfix_str(f"loss {loop.last_loss:.3f}, {rate:.0f} images/s, {left} left")
             self.bar.update()
 
     def rate(self) -> float:
         """Training images per second, evaluation aside."""
-        return self.images / (time.monotonic() - self.start - self.paused)
+        return self.images / (time.monotonic() - self.start)
 
-    def pause(self, seconds: float) -> None:
-        self.paused += seconds
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """While inside, the time does not count."""
+        begun = time.monotonic()
+        yield
+        self.start += time.monotonic() - begun
 
-    def time_left(self, trainer: "Trainer", rate: float) -> str:
-        whole = self.config.epochs * trainer.steps_per_epoch
-        seconds = int((whole - trainer.progress.step) * self.config.batch_size / rate)
+    def time_left(self, step: int) -> str:
+        seconds = int((self.task.steps - step) * self.config.batch_size / self.rate())
         return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
-    def epoch(self, trainer: "Trainer", record: dict[str, Any]) -> None:
+    def round(self, loop: "TrainingLoop", record: dict[str, Any]) -> None:
         if not self.first:
             return
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-        self.publish(record["step"], {k: v for k, v in record.items() if k not in ("epoch", "step")})
-        last = record["epoch"] + 1 == self.config.epochs
-        if last or time.monotonic() - self.drawn > SECONDS_BETWEEN_DRAWINGS:
-            draw_curves(self.folder)
+        step = record["step"]
+        self.publish(step, {k: v for k, v in record.items() if k != "step"})
+        if step == self.task.steps or time.monotonic() - self.drawn > SECONDS_BETWEEN_DRAWINGS:
+            self.task.draw_curves(self.folder)
             self.drawn = time.monotonic()
         if not self.quiet:
-            test = f", test {record['test_accuracy']:.2f}%" if "test_accuracy" in record else ""
-            ema = f", averaged {record['ema_test_accuracy']:.2f}%" if "ema_test_accuracy" in record else ""
-            rate = self.rate()
-            print(
-                f"epoch {record['epoch'] + 1}/{self.config.epochs}: loss {record['train_loss']:.4f}, "
-                f"train {record['train_accuracy']:.2f}%{test}{ema}, "
-                f"lr {record['lr']:.2e}, {rate:.0f} images/s, {self.time_left(trainer, rate)} left",
-                flush=True,
-            )
+            line, speed = self.task.sentence(record), f"{self.rate():.0f} images/s, {self.time_left(step)} left"
+            print(f"{line}, {speed}", flush=True)
 
     def publish(self, step: int, values: dict[str, Any]) -> None:
-        for name, value in values.items():
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        for name, value in numbers.items():
             self.tensorboard.add_scalar(name, value, step)
         if self.wandb is not None:
-            self.wandb.log(values, step=step)
+            self.wandb.log(numbers, step=step)
 
-    def close(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self.first and self.config.diagnostics:  # here, so that a run that diverged has its picture too
             draw_diagnostics({"": self.folder}, self.folder.path / "diagnostics.png")
         if self.bar is not None:
@@ -111,7 +113,7 @@ class Reporter:
             self.wandb.finish()
 
 
-def start_wandb(config: TrainConfig) -> Any:
+def start_wandb(config: LoopConfig) -> Any:
     try:
         import wandb
     except ImportError as error:
@@ -119,26 +121,19 @@ def start_wandb(config: TrainConfig) -> Any:
     return wandb.init(project=config.wandb, config=dataclasses.asdict(config))
 
 
-def draw_curves(folder: RunFolder) -> None:
-    """Loss, accuracy and learning rate by epoch, as a picture in the run's folder."""
+def draw_lines(records: Sequence[dict[str, Any]], x: str, panels: Mapping[str, Mapping[str, str]], path: Path) -> None:
+    """A panel for each title, in which lines with these labels follow keys of the records; `x` is their common axis."""
     from matplotlib.figure import Figure
 
-    records = [r for r in folder.records() if "test_accuracy" in r]
-    epochs = [r["epoch"] + 1 for r in records]
-    figure = Figure(figsize=(12, 3.4), layout="constrained")
-    loss, accuracy, rate = figure.subplots(1, 3)
-    loss.plot(epochs, [r["train_loss"] for r in records], label="train")
-    loss.plot(epochs, [r["test_loss"] for r in records], label="test")
-    accuracy.plot(epochs, [r["train_accuracy"] for r in records], label="train (varied images)")
-    accuracy.plot(epochs, [r["test_accuracy"] for r in records], label="test")
-    averaged = [(e, r["ema_test_accuracy"]) for e, r in zip(epochs, records, strict=True) if "ema_test_accuracy" in r]
-    if averaged:
-        accuracy.plot(*zip(*averaged, strict=True), label="test, averaged weights")
-    rate.plot(epochs, [r["lr"] for r in records])
-    for axes, title in ((loss, "cross-entropy"), (accuracy, "accuracy (%)"), (rate, "learning rate")):
+    figure = Figure(figsize=(4 * len(panels), 3.4), layout="constrained")
+    for axes, (title, lines) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for label, key in lines.items():
+            known = [(record[x], record[key]) for record in records if key in record]
+            if known:
+                axes.plot(*zip(*known, strict=True), label=label, marker="" if len(known) > 20 else ".")
+        if len(lines) > 1:
+            axes.legend()
         axes.set_title(title)
-        axes.set_xlabel("epoch")
+        axes.set_xlabel(x)
         axes.grid(alpha=0.3)
-    loss.legend()
-    accuracy.legend()
-    figure.savefig(folder.path / "curves.png", dpi=110)
+    figure.savefig(path, dpi=110)

@@ -6,11 +6,12 @@ from polynext.training.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
-    """Linear from `warmup_factor` of the rate over the warmup, then half a cosine to `min_lr` at the end."""
+    """Linear from `warmup_factor` of the rate over the warmup, then half a cosine to `min_lr`, and the cooldown."""
     peak, schedule = config.optimizer.lr, config.schedule
     if epoch < schedule.warmup_epochs:
         return peak * (schedule.warmup_factor + (1 - schedule.warmup_factor) * epoch / schedule.warmup_epochs)
-    progress = (epoch - schedule.warmup_epochs) / (config.epochs - schedule.warmup_epochs)
+    begin, end = 0 if schedule.cosine_from_start else schedule.warmup_epochs, config.epochs - schedule.cooldown_epochs
+    progress = min(1.0, (epoch - begin) / max(end - begin, 1))
     return schedule.min_lr + (peak - schedule.min_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 

@@ -1,0 +1,89 @@
+"""`polynext reproduce`."""
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from polynext.cli.table import table
+from polynext.errors import PolyNeXtError
+from polynext.evaluation import ALL_NAMES
+from polynext.models import check_model
+from polynext.reproduction import TABLES, Setup, reproduce
+from polynext.reproduction.report import markdown
+
+PLACES = (*ALL_NAMES, "ade20k")
+
+
+def main(
+    tables: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    data: tuple[str, ...] = (),
+    weights: tuple[str, ...] = (),
+    train: bool = False,
+    scale: Literal["imagenet", "cifar10", "digits"] = "imagenet",
+    seeds: int = 1,
+    budget: int = 0,
+    images: int = 0,
+    batch_size: int = 64,
+    workers: int = 0,
+    out: Path = Path("runs/reproduce"),
+    json: bool = False,
+) -> int:
+    """Run what a table of the paper takes, and write it with the paper's figures beside ours.
+
+    Every command that it takes is shown, and run in a process of its own. Interrupted, the same command goes on; what
+    is done is not done again. Where data, weights or a network are missing, the table says which and why.
+
+    Args:
+        tables: 1 to 7, dropin, S1 to S5, figure-1; without one, all are listed.
+        data: where data sets are, as in imagenet=/data/imagenet imagenet-c=/data/imagenet-c ade20k=/data/ade.
+        weights: what to evaluate instead of published weights, as in monet_tiny=runs/monet, a run or a file; for one
+            data set alone as in monet_tiny:svhn=runs/monet-svhn.
+        train: train by the paper's recipes what has one, instead of fetching published weights.
+        scale: of the ablations: imagenet is the paper's.
+        seeds: runs of each row of an ablation.
+        budget: optimiser steps of such a run; the recipe's own length by default.
+        images: training images of such a run; all by default.
+        batch_size: images at a time in evaluations.
+        workers: processes that prepare images.
+        out: folder of the tables and of all that is run for them.
+        json: print JSON instead of tables.
+    """
+    if not tables:
+        print(table(("table", "what"), [(name, one.title) for name, one in TABLES.items()], left=(0, 1)))
+        return 0
+    places, own = pairs("data", data), pairs("weights", weights)
+    for name in places:
+        if name not in PLACES:
+            raise PolyNeXtError(f"--data {name}=... is none of the data sets: {', '.join(PLACES)}.")
+    for name, place in own.items():
+        check_model(name.split(":")[0])
+        if not place.exists():
+            raise PolyNeXtError(f"--weights {name}={place}: there is no such file or folder.")
+    setup = Setup(
+        out=out,
+        data=places,
+        weights=own,
+        train=train,
+        scale=scale,
+        seeds=seeds,
+        budget=budget,
+        images=images,
+        batch_size=batch_size,
+        workers=workers,
+    )
+    records = [reproduce(name, setup, tell=lambda line: print(line, file=sys.stderr)) for name in tables]
+    if json:
+        print(jsonlib.dumps(records, indent=2))
+    else:
+        print("\n".join(map(markdown, records)))
+    return int(any(cell["failed"] for record in records for cell in record["cells"]))
+
+
+def pairs(option: str, given: tuple[str, ...]) -> dict[str, Path]:
+    split = [value.partition("=") for value in given]
+    if wrong := [name for name, equals, place in split if not (name and equals and place)]:
+        raise PolyNeXtError(f"--{option} {wrong[0]!r} names no place: give it as NAME=PLACE.")
+    return {name: Path(place) for name, _, place in split}

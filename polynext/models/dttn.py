@@ -1,0 +1,118 @@
+"""DTTN, a prior polynomial network that the paper compares with (Nie et al., "Deep Tree Tensor Networks", 2025).
+Activation-free up to LayerNorm, like ours: each block multiplies two convolutional branches.
+
+    block = x + alpha * BN(P(norm((L2 L1 x) * (R2 R1 x))))
+
+The fully polynomial form (`_bn`, "no norm" in the paper's Table 7) has no norm after the product but a batch norm on
+each of its factors. Depths and widths are those of the public code, whose networks differ a little in size from what is
+printed: 7.80, 12.91 and 35.17 million parameters here, 7.1, 12.3 and 35.9 there. No weights are published.
+"""
+
+from typing import Any
+
+import torch
+from timm.layers import DropPath
+from timm.models import generate_default_cfgs
+from torch import Tensor, nn
+
+from polynext.models.pyramid import CFG, Pyramid, QuietBatchNorm2d, affine_of, create, scale_and_shift
+from polynext.models.registry import register
+from polynext.nn import LayerNorm2d, init_kaiming
+
+
+class DttnBlock(nn.Module):
+    """`x + alpha * BN(P(norm((L2 L1 x) * (R2 R1 x))))`: (B, d, H, W) to (B, d, H, W). Degree 2, the LayerNorm aside.
+
+    L1 is a grouped 3x3 convolution from d to h channels, L2 a 1x1; R1 a 1x1 from d to h, R2 a depthwise 3x3; P a 1x1
+    back to d.
+    """
+
+    degree = 2
+
+    def __init__(self, channels: int, hidden: int, polynomial: bool, drop_path_rate: float, **dd: Any):
+        super().__init__()
+        self.l1 = nn.Conv2d(channels, hidden, 3, padding=1, groups=channels, **dd)
+        self.l2 = nn.Conv2d(hidden, hidden, 1, **dd)
+        self.r1 = nn.Conv2d(channels, hidden, 1, **dd)
+        self.r2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
+        self.norm_l: nn.Module = QuietBatchNorm2d(hidden, **dd) if polynomial else nn.Identity()
+        self.norm_r: nn.Module = QuietBatchNorm2d(hidden, **dd) if polynomial else nn.Identity()
+        self.norm = nn.Identity() if polynomial else LayerNorm2d(hidden, eps=1e-6, bias=True, **dd)
+        self.p = nn.Conv2d(hidden, channels, 1, **dd)
+        self.norm_p: Any = QuietBatchNorm2d(channels, **dd)
+        self.alpha = nn.Parameter(torch.ones(1, **dd))
+        self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = self.norm_l(self.l2(self.l1(x))) * self.norm_r(self.r2(self.r1(x)))
+        return x + self.drop_path(self.alpha * self.norm_p(self.p(self.norm(product))))
+
+    def absorb(self) -> None:
+        """Makes batch norms and alpha part of the convolutions before them."""
+        for layer, name in ((self.l2, "norm_l"), (self.r2, "norm_r"), (self.p, "norm_p")):
+            norm = getattr(self, name)
+            if isinstance(norm, nn.BatchNorm2d):
+                scale_and_shift(layer, *affine_of(norm))
+                setattr(self, name, nn.Identity())
+        scale_and_shift(self.p, self.alpha)
+        self.alpha.fill_(1.0)
+
+
+class DTTN(Pyramid):
+    """DTTN, with the interface of a timm model. Every other block of a stage is three times as wide inside."""
+
+    halving_kernel = 2
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        for convolution in self.modules():
+            if isinstance(convolution, nn.Conv2d) and convolution.bias is not None:
+                init_kaiming(convolution)
+                nn.init.zeros_(convolution.bias)
+
+    def block(self, width: int, number: int, polynomial: bool, drop_path_rate: float, **dd: Any) -> DttnBlock:
+        return DttnBlock(width, width if number % 2 == 0 else 3 * width, polynomial, drop_path_rate, **dd)
+
+
+TINY: dict[str, Any] = dict(depths=(6, 6, 16, 6), widths=(96, 128, 160, 192))
+SMALL: dict[str, Any] = dict(depths=(6, 6, 24, 8), widths=(96, 128, 192, 192))
+BASE: dict[str, Any] = dict(depths=(8, 8, 32, 8), widths=(128, 192, 256, 384))
+
+NAMES = [f"dttn_{size}{suffix}" for suffix in ("", "_bn") for size in ("tiny", "small", "base")]
+default_cfgs = generate_default_cfgs(dict.fromkeys(NAMES, CFG))
+
+
+@register("activation-free")
+def dttn_tiny(pretrained: bool = False, **kwargs: Any) -> Pyramid:
+    """DTTN-T, of 8 million parameters."""
+    return create(DTTN, "dttn_tiny", pretrained, **TINY, **kwargs)
+
+
+@register("activation-free")
+def dttn_small(pretrained: bool = False, **kwargs: Any) -> Pyramid:
+    """DTTN-S, of 13 million parameters."""
+    return create(DTTN, "dttn_small", pretrained, **SMALL, **kwargs)
+
+
+@register("activation-free")
+def dttn_base(pretrained: bool = False, **kwargs: Any) -> Pyramid:
+    """DTTN-B, of 35 million parameters."""
+    return create(DTTN, "dttn_base", pretrained, **BASE, **kwargs)
+
+
+@register("fully polynomial")
+def dttn_tiny_bn(pretrained: bool = False, **kwargs: Any) -> Pyramid:
+    """DTTN-T without LayerNorm."""
+    return create(DTTN, "dttn_tiny_bn", pretrained, **TINY, polynomial=True, **kwargs)
+
+
+@register("fully polynomial")
+def dttn_small_bn(pretrained: bool = False, **kwargs: Any) -> Pyramid:
+    """DTTN-S without LayerNorm."""
+    return create(DTTN, "dttn_small_bn", pretrained, **SMALL, polynomial=True, **kwargs)
+
+
+@register("fully polynomial")
+def dttn_base_bn(pretrained: bool = False, **kwargs: Any) -> Pyramid:
+    """DTTN-B without LayerNorm."""
+    return create(DTTN, "dttn_base_bn", pretrained, **BASE, polynomial=True, **kwargs)

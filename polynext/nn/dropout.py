@@ -1,0 +1,38 @@
+"""Dropout whose rate is data, so that a rate that rises by epoch is no new program to a compiler."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class RisingDropout(nn.Dropout):
+    """`nn.Dropout` whose `p` may change without a compiled network being compiled again.
+
+    Each value is zero with probability p, and the others are divided by 1 - p. What is computed with is a tensor, which
+    is no part of checkpoints.
+    """
+
+    __jit_unused_properties__: ClassVar = ["p"]
+
+    def __init__(self, p: float = 0.0, device: torch.device | str | None = None):
+        nn.Module.__init__(self)
+        self.rate: Tensor
+        self.register_buffer("rate", torch.tensor(p, device=device), persistent=False)
+        self.given, self.inplace = p, False
+
+    @property
+    def p(self) -> float:
+        return self.given
+
+    @p.setter
+    def p(self, rate: float) -> None:
+        self.given = rate
+        self.rate.fill_(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        keep = 1 - self.rate
+        kept = torch.rand_like(x, dtype=torch.float32) < keep
+        return x * (kept / keep.clamp_min(1e-12)).to(x.dtype)

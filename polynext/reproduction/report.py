@@ -1,0 +1,85 @@
+"""A table run and written down: what is printed, what was found, and what could not be had."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from polynext.errors import PolyNeXtError
+from polynext.files import write_atomically
+from polynext.reproduction.tables import TABLES, Cell, Setup
+from polynext.reproduction.tasks import Results, Task
+
+
+def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Runs whatever a table takes and was not run yet, and writes `name`.md and .json into the folder.
+
+    The record has every figure as printed and as found, what failed, and what could not be run with the reason.
+    """
+    if name not in TABLES:
+        raise PolyNeXtError(f"there is no table {name!r} here: choose one of {', '.join(TABLES)}.")
+    cells, results = list(TABLES[name].cells(setup)), Results(setup.out)
+    tasks = list(dict.fromkeys(cell.task for cell in cells if cell.task is not None))
+    failed: dict[Task, str] = {}
+    for number, task in enumerate(tasks, 1):
+        if results.read(task) is None:
+            tell(f"[{number}/{len(tasks)}] {' && '.join('polynext ' + ' '.join(c) for c in task.commands)}")
+            if (reason := results.run(task)) is not None:
+                failed[task] = reason
+                tell(f"    failed: {reason}")
+    other = TABLES[name].scaled and setup.scale != "imagenet"
+    record = {
+        "table": name,
+        "note": f"Here on {setup.scale}: another experiment than the paper's on ImageNet." if other else "",
+        "title": TABLES[name].title,
+        "command": " ".join(["polynext", *sys.argv[1:]]),
+        "cells": [described(cell, results, failed) for cell in cells],
+    }
+    setup.out.mkdir(parents=True, exist_ok=True)
+    write_atomically(setup.out / f"{name}.json", json.dumps(record, indent=2).encode())
+    write_atomically(setup.out / f"{name}.md", markdown(record).encode())
+    if name == "figure-1":
+        draw_figure(record, setup.out / "figure-1.png")
+    return record
+
+
+def described(cell: Cell, results: Results, failed: dict[Task, str]) -> dict[str, Any]:
+    found, missing, failure = cell.found, cell.missing, ""
+    if cell.task is not None:
+        failure = failed.get(cell.task, "")
+        content = None if failure else results.read(cell.task)
+        found = cell.read(content) if content is not None else ""
+    about = {"row": cell.row, "column": cell.column, "paper": cell.printed, "here": found}
+    return about | {"missing": missing, "failed": failure}
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table with two columns for each of the paper's, and below it what is not there and why."""
+    cells = record["cells"]
+    rows, columns = dict.fromkeys(c["row"] for c in cells), dict.fromkeys(c["column"] for c in cells)
+    at = {(c["row"], c["column"]): c for c in cells}
+    lines = [f"# Table {record['table']}: {record['title']}", "", f"`{record['command']}`", ""]
+    heads = [f"{column}, {whose}" for column in columns for whose in ("paper", "here")]
+    lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for row in rows:
+        values = [at.get((row, column), {}).get(whose, "") for column in columns for whose in ("paper", "here")]
+        lines.append(f"| {row} | " + " | ".join(value or "-" for value in values) + " |")
+    if record["note"]:
+        lines += ["", record["note"]]
+    reasons: dict[str, list[str]] = {}
+    for c in cells:
+        if reason := c["failed"] or c["missing"]:
+            reasons.setdefault(reason, []).append(f"{c['row']} ({c['column']})")
+    if reasons:
+        lines += ["", "Not run:", ""]
+        lines += [f"- {', '.join(which)}: {reason.rstrip('.')}." for reason, which in reasons.items()]
+    return "\n".join([*lines, ""])
+
+
+def draw_figure(record: dict[str, Any], path: Path) -> None:
+    """The paper's scaling figure, with the accuracies that were found here."""
+    from polynext.bench.figures import draw
+
+    found = {c["row"]: float(c["here"]) for c in record["cells"] if c["column"] == "imagenet" and c["here"]}
+    draw(path, found=found)

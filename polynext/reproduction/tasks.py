@@ -1,0 +1,90 @@
+"""What has to be run for a table: commands of this package, each in a process of its own.
+
+    OUT/results/NAME.json   what a task found; a task with a result, by the same commands, is not run again
+    OUT/results/NAME.log    what it said
+    OUT/results/tasks.json  the commands of all results
+
+A task that was interrupted starts its commands again, which go on where they were.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polynext.files import write_atomically
+
+Arguments = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Commands, of which the last leaves a JSON.
+
+    Attributes:
+        name: of its files.
+        commands: arguments of `polynext`; RESULT among them is the file to write.
+        prints: whether the result is what the last command prints.
+    """
+
+    name: str
+    commands: tuple[Arguments, ...]
+    prints: bool = False
+
+
+PROGRAM = (sys.executable, "-m", "polynext")
+RESULT = "RESULT"
+
+
+class Results:
+    """What tasks have found, in a folder."""
+
+    def __init__(self, out: Path):
+        self.folder = out / "results"
+
+    def file(self, task: Task, ending: str = "json") -> Path:
+        return self.folder / f"{task.name}.{ending}"
+
+    def commands(self) -> dict[str, Any]:
+        file = self.folder / "tasks.json"
+        return json.loads(file.read_text()) if file.is_file() else {}
+
+    def read(self, task: Task) -> dict[str, Any] | None:
+        """What a task found, if it was run, by the same commands."""
+        known = self.commands().get(task.name) == [list(command) for command in task.commands]
+        return json.loads(self.file(task).read_text()) if known and self.file(task).is_file() else None
+
+    def run(self, task: Task) -> str | None:
+        """Runs a task, and returns what went wrong if something did."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.file(task).unlink(missing_ok=True)
+        printed = ""
+        with self.file(task, "log").open("w") as log:
+            for command in task.commands:
+                arguments = [str(self.file(task)) if a == RESULT else a for a in resumed(command)]
+                done = subprocess.run([*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=log, text=True)
+                printed = done.stdout
+                log.flush()
+                if done.returncode:
+                    return last_line(self.file(task, "log")) or f"it ended with status {done.returncode}"
+        if task.prints:
+            write_atomically(self.file(task), printed.encode())
+        commands = self.commands() | {task.name: task.commands}
+        write_atomically(self.folder / "tasks.json", json.dumps(commands, indent=2).encode())
+        return None
+
+
+def resumed(command: Sequence[str]) -> list[str]:
+    """A training's command, or the one that goes on with it if it was begun."""
+    training = command[:1] == ("train",) or command[:2] == ("segment", "train")
+    if training and (Path(command[command.index("--out") + 1]) / "states").is_dir():
+        return [*command[: command.index("train") + 1], "--resume", command[command.index("--out") + 1]]
+    return list(command)
+
+
+def last_line(file: Path) -> str:
+    lines = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+    return lines[-1] if lines else ""

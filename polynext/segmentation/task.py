@@ -1,0 +1,174 @@
+"""Training UPerNet: by iterations, not epochs."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import convert_sync_batchnorm
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from polynext.data.loader import Prepared, load, seed_everything
+from polynext.distributed import Processes
+from polynext.errors import PolyNeXtError
+from polynext.models import read_weights, set_memory
+from polynext.models.published import check_same_entries
+from polynext.segmentation.config import SegmentationConfig
+from polynext.segmentation.data import IGNORED, Pairs, load_pairs
+from polynext.segmentation.gradients import limit_cell_gradients
+from polynext.segmentation.scores import SegmentationScores, score
+from polynext.segmentation.sliding import predict
+from polynext.segmentation.transforms import TestTransform, TrainingTransform
+from polynext.segmentation.upernet import UPerNet
+from polynext.training.folder import RunFolder
+from polynext.training.loop import Forward, Task, run
+from polynext.training.report import draw_lines
+
+
+class Segmentation(Task):
+    """UPerNet, iteration after iteration."""
+
+    command, score = "polynext segment train", "miou"
+
+    def __init__(self, config: SegmentationConfig, group: Processes):
+        config.check()
+        self.config, self.group = config, group
+        self.train_pairs, self.val_pairs = load_pairs(config.data, "train"), load_pairs(config.data, "val")
+        synchronised = group.count > 1 and group.device.type == "cuda"
+        if config.share(group.count)[0] < 2 and not synchronised:
+            raise PolyNeXtError("batch norm needs at least two images in each process: give a larger --batch-size.")
+        self.images, self.workers = len(self.train_pairs), config.data.workers
+        self.steps, self.round_steps = config.iterations, config.evaluate_every
+        self.average_from = int(config.ema.start * config.iterations)
+        self.transform = TrainingTransform(config.data)
+        seed_everything(config.seed)
+        model = build_model(config, len(self.train_pairs.classes)).to(group.device)
+        model.to(memory_format=torch.channels_last)
+        if config.optimizer.clip_cells:
+            limit_cell_gradients(model, config.optimizer.clip_cells)
+        # timm's, which keeps its norms' activations
+        self.model: nn.Module = convert_sync_batchnorm(model) if synchronised else model
+        self.optimizer = build_optimizer(self.model, config)
+        self.clip_grad = config.optimizer.clip_grad
+
+    def examples(self, epoch: int) -> Prepared:
+        return Prepared(self.train_pairs, self.transform, (self.config.seed, epoch))
+
+    def learning_rate(self, step: int) -> float:
+        return learning_rate(self.config, step)
+
+    def loss(self, forward: Forward, images: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, float]]:
+        logits, auxiliary = forward(images)
+        return pixel_loss(logits, targets) + self.config.auxiliary_weight * pixel_loss(auxiliary, targets), {}
+
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+        return evaluate(model, self.val_pairs, self.config, self.group, shown=self.group.first).to_json()
+
+    def description(self) -> dict[str, str]:
+        return {"backbone": self.config.model.backbone, "classes": json.dumps(self.val_pairs.classes)}
+
+    def where(self, step: int) -> str:
+        return f"iteration {step + 1}/{self.steps}"
+
+    def figure(self, score: float) -> str:
+        return f"mIoU {score:.2f}"
+
+    def sentence(self, record: dict[str, Any]) -> str:
+        averaged = f", averaged mIoU {record['ema_miou']:.2f}" if "ema_miou" in record else ""
+        return (
+            f"iteration {record['step']}: mIoU {record['miou']:.2f}{averaged}, pixels {record['pixel_accuracy']:.2f}%, "
+            f"loss {record['train_loss']:.3f}"
+        )
+
+    def draw_curves(self, folder: RunFolder) -> None:
+        records = [{**record, "iteration": record["step"]} for record in folder.records()]
+        scores = {"weights": "miou", "averaged weights": "ema_miou"}
+        draw_lines(records, "iteration", {"loss": {"": "loss"}, "mIoU (%)": scores}, folder.path / "curves.png")
+
+
+def train_segmentation(
+    config: SegmentationConfig, out: Path, resume: bool = False, profile: bool = False, quiet: bool = False
+) -> Path:
+    """Trains UPerNet and returns its folder. With `resume` it goes on from the folder's newest state."""
+    return run(partial(Segmentation, config), config, out, resume, profile, quiet)
+
+
+def build_model(config: SegmentationConfig, classes: int) -> UPerNet:
+    chosen = config.model
+    pretrained = chosen.pretrained and chosen.backbone_weights is None
+    model = UPerNet(chosen.backbone, classes, pretrained, chosen.drop_path, chosen.width, config.data.crop)
+    if chosen.backbone_weights is not None:
+        load_backbone(model, chosen.backbone_weights)
+    set_memory(model.backbone, chosen.memory)
+    return model
+
+
+def load_backbone(model: UPerNet, path: Path) -> None:
+    """A classifier's weights, of which the classifier itself has no place here."""
+
+    def name(key: str) -> str:  # timm's feature extractors flatten some names
+        return key.removeprefix("model.").replace(".", "_")
+
+    given = {name(key): value for key, value in read_weights(path).items()}
+    expected = model.backbone.state_dict()
+    found = {key: given[name(key)] for key in expected if name(key) in given}
+    check_same_entries(found, expected, "the backbone")
+    model.backbone.load_state_dict(found)
+
+
+def build_optimizer(model: UPerNet, config: SegmentationConfig) -> torch.optim.Optimizer:
+    """AdamW; norms and scales do not decay, the heads learn faster."""
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        decays = parameter.ndim > 1 and name.endswith("weight")
+        groups.setdefault((name.startswith(("head.", "auxiliary.")), decays), []).append(parameter)
+    chosen = config.optimizer
+    return torch.optim.AdamW(
+        [
+            {
+                "params": parameters,
+                "factor": chosen.head_factor if in_head else 1.0,
+                "weight_decay": chosen.weight_decay if decays else 0.0,
+            }
+            for (in_head, decays), parameters in groups.items()
+        ],
+        lr=chosen.lr,
+        betas=chosen.betas,
+    )
+
+
+def learning_rate(config: SegmentationConfig, step: int) -> float:
+    """Linear warmup, then linearly to zero at the last iteration."""
+    chosen = config.optimizer
+    if step < chosen.warmup:
+        return chosen.lr * (chosen.warmup_factor + (1 - chosen.warmup_factor) * step / chosen.warmup)
+    return chosen.lr * (1 - (step - chosen.warmup) / max(config.iterations - chosen.warmup, 1))
+
+
+def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy over the pixels that count; 0 if none does."""
+    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+    return total / (labels != IGNORED).sum().clamp_min(1)
+
+
+def evaluate(
+    model: nn.Module, pairs: Pairs, config: SegmentationConfig, group: Processes, shown: bool = False
+) -> SegmentationScores:
+    """Sliding windows over each image once, compared at the mask's own size."""
+    model.eval()
+    data = config.data
+    mine = [[i] for i in range(group.rank, len(pairs), group.count)]
+
+    def predictions() -> Iterator[tuple[Tensor, Tensor]]:
+        loader = load(Prepared(pairs, TestTransform(data)), mine, data.workers)
+        hidden = None if shown else True
+        for images, masks in tqdm(loader, "evaluating", len(mine), leave=False, unit="image", disable=hidden):
+            image, mask = images[0].to(group.device), masks[0]
+            with torch.autocast(group.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+                yield predict(model, image, (mask.shape[0], mask.shape[1]), data.crop, data.stride), mask
+
+    return score(predictions(), len(pairs.classes), group)

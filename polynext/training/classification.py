@@ -1,0 +1,194 @@
+"""Training a classifier."""
+
+import json
+import warnings
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.data import Mixup
+from torch import Tensor, nn
+
+from polynext.data import evaluation_batches, load_examples, training_transform
+from polynext.data.loader import Prepared, of_images, seed_everything
+from polynext.distributed import Processes
+from polynext.errors import PolyNeXtError
+from polynext.models import create_model, create_variant, is_polynext, read_weights, set_memory
+from polynext.models.published import check_same_entries, some
+from polynext.training.accuracy import measure_accuracy
+from polynext.training.config import TrainConfig, to_yaml
+from polynext.training.folder import RunFolder
+from polynext.training.loop import Forward, Task, run
+from polynext.training.optimizer import build_optimizer
+from polynext.training.regularisation import head_dropouts
+from polynext.training.report import draw_lines
+from polynext.training.schedule import averages_from, head_dropout, learning_rate
+
+
+class Classification(Task):
+    """A classifier, epoch after epoch."""
+
+    command, score = "polynext train", "test_accuracy"
+
+    def __init__(self, config: TrainConfig, group: Processes):
+        config.check()
+        self.config, self.group = config, group
+        self.train_examples = load_examples(config.data, "train")
+        self.test_examples = load_examples(config.data, "test")
+        self.classes, tested = self.train_examples.classes, self.test_examples.classes
+        if tested != self.classes[: len(tested)]:  # a label would mean one thing in training and another in testing
+            raise PolyNeXtError(
+                f"{config.data.name} has {len(self.classes)} classes for training ({some(self.classes, 3)}) and others "
+                f"for testing ({some(tested, 3)}): they must be the same."
+            )
+        self.transform = of_images(training_transform(config.data.preprocessing, config.augment))
+        self.mixup = build_mixup(config, len(self.classes))
+        self.images, self.workers = len(self.train_examples), config.data.workers
+        self.round_steps = max(self.images // config.batch_size, 1)
+        self.steps = config.epochs * self.round_steps
+        self.average_from = averages_from(config) * self.round_steps
+        seed_everything(config.seed)
+        self.model = build_model(config, len(self.classes)).to(group.device)
+        self.model.to(memory_format=torch.channels_last)
+        self.optimizer = build_optimizer(self.model, config.optimizer)
+        self.clip_grad = 0.0 if config.optimizer.name == "lamb" else config.optimizer.clip_grad  # LAMB limits its own
+
+    def examples(self, epoch: int) -> Prepared:
+        return Prepared(self.train_examples, self.transform, (self.config.seed, epoch))
+
+    def learning_rate(self, step: int) -> float:
+        return learning_rate(self.config, step // self.round_steps)
+
+    def start_round(self, step: int) -> None:
+        set_head_dropout(self.model, head_dropout(self.config, step // self.round_steps))
+
+    def loss(self, forward: Forward, images: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, float]]:
+        labels = targets
+        if self.mixup is not None:
+            images, targets = self.mixup(images, labels)
+        logits = forward(images)
+        right = (logits.argmax(dim=1) == labels).sum().item()
+        return cross_entropy(logits, targets, self.config), {"right": right, "images": len(labels)}
+
+    def record(self, step: int, counts: dict[str, float]) -> dict[str, Any]:
+        right, images = counts["right"], counts["images"]
+        return {"epoch": step // self.round_steps - 1, "train_accuracy": 100 * right / images}
+
+    def evaluates(self, step: int) -> bool:
+        return step // self.round_steps % self.config.evaluate_every == 0
+
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+        config, share = self.config, (self.group.rank, self.group.count)
+        micro_batch, _ = config.share(self.group.count)
+        loader = evaluation_batches(
+            self.test_examples, config.data.preprocessing, micro_batch, share, config.data.workers
+        )
+        accuracy, loss = measure_accuracy(model, loader, self.group)
+        return {"test_accuracy": accuracy, "test_loss": loss}
+
+    def description(self) -> dict[str, str]:
+        anywhere = replace(self.config, data=replace(self.config.data, root=None))
+        return {"model": self.config.model.name, "classes": json.dumps(self.classes), "config": to_yaml(anywhere)}
+
+    def where(self, step: int) -> str:
+        return f"epoch {step // self.round_steps + 1}/{self.config.epochs}"
+
+    def figure(self, score: float) -> str:
+        return f"test accuracy {score:.2f}%"
+
+    def sentence(self, record: dict[str, Any]) -> str:
+        line = f"epoch {record['epoch'] + 1}/{self.config.epochs}: loss {record['train_loss']:.4f}"
+        for name, key in (("train", "train_accuracy"), ("test", "test_accuracy"), ("averaged", "ema_test_accuracy")):
+            line += f", {name} {record[key]:.2f}%" if key in record else ""
+        return f"{line}, lr {record['lr']:.2e}"
+
+    def draw_curves(self, folder: RunFolder) -> None:
+        accuracies = {
+            "train (varied images)": "train_accuracy",
+            "test": "test_accuracy",
+            "test, averaged weights": "ema_test_accuracy",
+        }
+        panels = {
+            "cross-entropy": {"train": "train_loss", "test": "test_loss"},
+            "accuracy (%)": accuracies,
+            "learning rate": {"": "lr"},
+        }
+        records = [{**record, "epoch": record["epoch"] + 1} for record in folder.records() if "epoch" in record]
+        draw_lines(records, "epoch", panels, folder.path / "curves.png")
+
+
+def train(config: TrainConfig, out: Path, resume: bool = False, profile: bool = False, quiet: bool = False) -> Path:
+    """Trains a classifier and returns its folder. With `resume` it goes on from the folder's newest state."""
+    return run(partial(Classification, config), config, out, resume, profile, quiet)
+
+
+def build_model(config: TrainConfig, classes: int, device: str | None = None) -> nn.Module:
+    """The network; `device="meta"` to count only."""
+    preprocessing, chosen = config.data.preprocessing, config.model
+    options: dict[str, Any] = {"drop_path_rate": chosen.drop_path} if chosen.drop_path else {}
+    published = timm.get_pretrained_cfg(chosen.name)
+    if is_polynext(chosen.name) or (published is not None and published.fixed_input_size):
+        options["img_size"] = preprocessing.size
+    if chosen.pretrained and device != "meta":
+        options["pretrained"] = True
+    model = (partial(create_variant, variant=chosen.variant) if chosen.variant else create_model)(
+        chosen.name,
+        num_classes=classes,
+        in_chans=preprocessing.channels,
+        drop_rate=chosen.dropout,
+        device=device,
+        **options,
+    )
+    if config.model.initial_weights is not None and device != "meta":
+        load_initial_weights(model, config.model.initial_weights)
+    set_memory(model, chosen.memory)
+    return model
+
+
+def load_initial_weights(model: nn.Module, path: Path) -> None:
+    """A checkpoint's weights, but for a classifier of other classes."""
+    weights, own = read_weights(path), model.state_dict()
+    cfg: Any = getattr(model, "pretrained_cfg", {})
+    classifier = {f"{cfg.get('classifier')}.{leaf}" for leaf in ("weight", "bias")} & weights.keys() & own.keys()
+    afresh = {key for key in classifier if weights[key].shape != own[key].shape}
+    if afresh:
+        warnings.warn(f"{path} is for other classes: {some(sorted(afresh))} start afresh.", stacklevel=2)
+        weights = weights | {key: own[key] for key in afresh}
+    check_same_entries(weights, own, type(model).__name__)
+    model.load_state_dict(weights)
+
+
+def build_mixup(config: TrainConfig, classes: int) -> Mixup | None:
+    """Mixup or CutMix for each batch, at even odds if both are wanted; None if neither is."""
+    augment = config.augment
+    if not augment.mixup and not augment.cutmix:
+        return None
+    return Mixup(
+        mixup_alpha=augment.mixup,
+        cutmix_alpha=augment.cutmix,
+        prob=1.0,
+        switch_prob=0.5,
+        mode="batch",
+        label_smoothing=augment.label_smoothing,
+        num_classes=classes,
+    )
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, config: TrainConfig) -> Tensor:
+    """With labels, smoothed here, or with the mixed distributions, which Mixup has smoothed already."""
+    if targets.ndim == 1:
+        return F.cross_entropy(logits.float(), targets, label_smoothing=config.augment.label_smoothing)
+    return F.cross_entropy(logits.float(), targets)
+
+
+def set_head_dropout(model: Any, rate: float) -> None:
+    """Dropout of the classifier's input: the last one in the head, if it has several as MetaFormers do."""
+    drops = head_dropouts(model)
+    if not drops and rate:
+        raise PolyNeXtError(f"{type(model).__name__} has no dropout in its head: train it with --model.dropout 0.")
+    for drop in drops:
+        drop.p = rate if drop is drops[-1] else 0.0

@@ -1,0 +1,389 @@
+"""The training loop: steps, accumulation, precision, averaging, saving, resuming, stopping. It knows no task.
+
+Random numbers follow from the seed and the step, never from what happened before: that is why an interrupted run,
+resumed, ends with the weights of one that was not.
+"""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from polynext.data.loader import Prepared, batches, epoch_order, seed_everything
+from polynext.distributed import Processes, processes
+from polynext.errors import PolyNeXtError
+from polynext.models import compile
+from polynext.training.config import LoopConfig, to_yaml
+from polynext.training.diagnostics import CellRecord, Diagnostics
+from polynext.training.folder import RunFolder
+from polynext.training.optimizer import restore_optimizer
+from polynext.training.profile import Profile
+from polynext.training.report import Reporter
+from polynext.training.stopping import StopRequest
+
+SKIPS_IN_A_ROW = 5
+STATE_VERSION = 2
+
+Forward = Callable[[Tensor], Any]
+
+
+class DivergedError(PolyNeXtError):
+    """Loss or gradient stopped being finite, from `step` on."""
+
+    def __init__(self, step: int, sentence: str):
+        super().__init__(sentence)
+        self.step = step
+
+
+class Task(ABC):
+    """What a run learns: a network with its optimiser, images, a loss and an evaluation.
+
+    A run is a number of `steps`, cut into rounds of `round_steps`, after each of which it is evaluated and saved.
+
+    Attributes:
+        command: what starts such a run.
+        score: the figure of `evaluate` that says which weights are best.
+        model: what learns; built by the task, in this process's device and memory format.
+        optimizer: its groups may hold a `factor` of the learning rate.
+        clip_grad: limit of the gradient's global norm; 0 for none.
+        images: how many there are to learn from.
+        workers: processes that prepare images beside the one that trains.
+        steps: of the whole run.
+        round_steps: from one evaluation to the next.
+        average_from: the first step of the averaged weights.
+    """
+
+    command: ClassVar[str]
+    score: ClassVar[str]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    clip_grad: float
+    images: int
+    workers: int
+    steps: int
+    round_steps: int
+    average_from: int
+
+    @abstractmethod
+    def examples(self, epoch: int) -> Prepared:
+        """Pairs of an image and its target, as they are varied in this epoch."""
+
+    @abstractmethod
+    def learning_rate(self, step: int) -> float: ...
+
+    def start_round(self, step: int) -> None:  # noqa: B027  (most tasks have nothing to do)
+        """Whatever else changes in the course of a run."""
+
+    @abstractmethod
+    def loss(self, forward: Forward, images: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """The mean loss of a batch, and counts for the record of the round."""
+
+    def record(self, step: int, counts: dict[str, float]) -> dict[str, Any]:
+        """What there is to say of a round beside its loss, from the sum of its counts."""
+        return {}
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the round that ends here is evaluated."""
+        return True
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+        """Figures on images that were not learned from, `score` among them."""
+
+    @abstractmethod
+    def description(self) -> dict[str, str]:
+        """What a file of weights says of itself: enough to use its network anywhere."""
+
+    @abstractmethod
+    def where(self, step: int) -> str:
+        """How far a run is, in its own words."""
+
+    @abstractmethod
+    def sentence(self, record: dict[str, Any]) -> str:
+        """A round's record in one line."""
+
+    @abstractmethod
+    def figure(self, score: float) -> str:
+        """The score with its name."""
+
+    @abstractmethod
+    def draw_curves(self, folder: RunFolder) -> None:
+        """curves.png, from the folder's metrics."""
+
+
+@dataclass
+class Progress:
+    """How far a run is. `totals` are sums over the round under way."""
+
+    step: int = 0
+    best: float = -1.0
+    skipped: int = 0
+    totals: dict[str, float] = field(default_factory=lambda: {"loss": 0.0, "steps": 0.0})
+    counts: dict[str, float] = field(default_factory=dict)
+
+
+class TrainingLoop:
+    """One run of a task, in its folder."""
+
+    def __init__(
+        self,
+        task: Task,
+        config: LoopConfig,
+        folder: RunFolder,
+        group: Processes,
+        profile: bool = False,
+        quiet: bool = False,
+    ):
+        self.task, self.config, self.folder, self.group = task, config, folder, group
+        self.model, self.optimizer = task.model, task.optimizer
+        self.micro_batch, self.accumulate = config.share(group.count)
+        if task.images < config.batch_size:
+            raise PolyNeXtError(
+                f"there are {task.images} training images, fewer than one batch of {config.batch_size}: "
+                "give a smaller --batch-size."
+            )
+        self.average: AveragedModel | None = None
+        if config.compile:
+            compile(self.model)
+        self.wrapped: Any = DistributedDataParallel(self.model) if group.count > 1 else self.model
+        self.progress = Progress()
+        self.skips_in_a_row = 0
+        self.diagnostics = Diagnostics(self.model) if config.diagnostics else None
+        self.last_cells: dict[str, CellRecord] | None = None
+        self.profile = Profile(profile)
+        self.stop = StopRequest(group, task.command, folder.path)
+        self.saved_at = time.monotonic()
+        self.quiet = quiet
+
+    def run(self) -> None:
+        reporter = Reporter(self.config, self.folder, self.task, self.group.first, self.quiet)
+        batches = self.profile.iterate("loader", self.batches_left())
+        with self.stop.listening(), reporter:
+            while self.progress.step < self.task.steps:
+                self.run_round(batches, reporter)
+                self.stop.asked()
+                self.stop.raise_if_asked()
+
+    def run_round(self, batches: Iterator[tuple[Tensor, Tensor]], reporter: Reporter) -> None:
+        task, progress = self.task, self.progress
+        task.start_round(progress.step)
+        self.model.train()
+        while True:
+            self.step([next(batches) for _ in range(self.accumulate)])
+            reporter.step(self)
+            if progress.step % task.round_steps == 0 or progress.step == task.steps:
+                break
+            if self.stop.asked() or self.time_to_save():
+                self.save()
+                self.stop.raise_if_asked()
+        reporter.round(self, self.finish_round(reporter))
+
+    def batches_left(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's batches for what is left of the run, epoch after epoch; an incomplete step is left out."""
+        config, group, step = self.config, self.group, self.progress.step
+        in_an_epoch = self.task.images // config.batch_size
+        while step < self.task.steps:
+            epoch, first = divmod(step, in_an_epoch)
+            last = min(in_an_epoch, first + self.task.steps - step)
+            yield from batches(
+                self.task.examples(epoch),
+                self.micro_batch * group.count,
+                range(first * self.accumulate, last * self.accumulate),
+                epoch_order(self.task.images, config.seed, epoch),
+                (group.rank, group.count),
+                self.task.workers,
+            )
+            step += last - first
+
+    def step(self, batches: list[tuple[Tensor, Tensor]]) -> None:
+        """One optimiser step over the accumulated batches; left out if its loss or gradient is not finite."""
+        task, progress = self.task, self.progress
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = parameters.get("factor", 1.0) * task.learning_rate(progress.step)
+        if self.average is None and self.config.ema.decay and progress.step >= task.average_from:
+            self.average = averaged(self.model, self.config.ema.decay)
+        statistics = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        self.last_cells = None
+        if self.diagnostics is not None and self.logs(progress.step + 1):
+            with self.diagnostics.watching() as self.last_cells, torch.compiler.set_stance("force_eager"):
+                loss = self.forward_and_backward(batches)  # compiled, it could not be watched
+        else:
+            loss = self.forward_and_backward(batches)
+        loss = self.group.total(loss)[0] / self.group.count  # the same in all processes, as is the gradient
+        with self.profile("optimiser"):
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), task.clip_grad or math.inf).item()
+            progress.step += 1
+            if math.isfinite(loss) and math.isfinite(norm):
+                self.optimizer.step()
+                if self.average is not None:
+                    self.average.update_parameters(self.model)
+                progress.totals["loss"] += loss
+                progress.totals["steps"] += 1
+                self.skips_in_a_row = 0
+            else:
+                for buffer, before in statistics:
+                    buffer.copy_(before)
+                self.skip()
+            self.optimizer.zero_grad()
+        self.last_loss, self.last_norm = loss, norm
+
+    def forward_and_backward(self, batches: list[tuple[Tensor, Tensor]]) -> float:
+        """Accumulates the gradient of this process's batches and returns their mean loss."""
+        device, counts, loss_sum = self.group.device, self.progress.counts, 0.0
+        for i, (images, targets) in enumerate(batches):
+            seed_everything(self.config.seed, self.progress.step, i, self.group.rank)
+            images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
+            targets = targets.to(device, non_blocking=True)
+            alone = i == len(batches) - 1 or self.group.count == 1
+            with nullcontext() if alone else self.wrapped.no_sync():
+                with self.profile("forward"), self.autocast():
+                    loss, seen = self.task.loss(self.wrapped, images, targets)
+                with self.profile("backward"):
+                    (loss / len(batches)).backward()
+            loss_sum += loss.item() / len(batches)
+            for name, count in seen.items():
+                counts[name] = counts.get(name, 0.0) + count
+        return loss_sum
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.group.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+
+    def logs(self, step: int) -> bool:
+        """Whether this step's metrics are kept."""
+        return bool(self.config.log_steps) and step % self.config.log_steps == 0
+
+    def skip(self) -> None:
+        self.progress.skipped += 1
+        self.skips_in_a_row += 1
+        if self.skips_in_a_row >= SKIPS_IN_A_ROW:
+            state = sorted(self.folder.states.glob("*.pt"))
+            raise DivergedError(
+                self.progress.step - SKIPS_IN_A_ROW + 1,
+                f"loss or gradient was not finite {SKIPS_IN_A_ROW} steps in a row, up to step {self.progress.step} at "
+                f"learning rate {self.optimizer.param_groups[0]['lr']:.3g}: lower the rate, add warmup or limit "
+                f"gradients; the last good checkpoint is {state[-1] if state else 'none yet'}.",
+            )
+
+    def finish_round(self, reporter: Reporter) -> dict[str, Any]:
+        """Evaluates, keeps what is best, logs and saves; returns the round's record."""
+        progress = self.progress
+        loss, steps, *counts = self.group.total(*progress.totals.values(), *progress.counts.values())
+        record: dict[str, Any] = {
+            "step": progress.step,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "train_loss": loss / max(steps, 1),
+            "skipped_steps": progress.skipped,
+            **self.task.record(progress.step, dict(zip(progress.counts, counts, strict=True))),
+        }
+        progress.totals, progress.counts = Progress().totals, {}
+        if progress.step == self.task.steps or self.task.evaluates(progress.step):
+            with reporter.pause(), self.profile("evaluation"), self.autocast():
+                record |= self.evaluate()
+        if self.group.first:
+            self.folder.log(record)
+        self.save()
+        return record
+
+    def evaluate(self) -> dict[str, Any]:
+        """The figures of the weights and of their average; the better of the two is kept if it is the best so far."""
+        self.group.agree(self.model.buffers())  # statistics, where they are each process's own
+        score, figures = self.task.score, self.task.evaluate(self.model)
+        last = best = figures[score]
+        better = self.model
+        if self.average is not None:
+            of_average = self.task.evaluate(self.average.module)
+            figures |= {f"ema_{name}": figure for name, figure in of_average.items()}
+            if of_average[score] > last:
+                best, better = of_average[score], self.average.module
+        if best > self.progress.best:
+            self.save_weights("best", better, best)
+        self.save_weights("last", self.model, last)
+        self.progress.best = max(best, self.progress.best)
+        return figures
+
+    def save_weights(self, name: str, model: nn.Module, score: float) -> None:
+        if self.group.first:
+            about = self.task.description() | {self.task.score: f"{score:.4f}", "step": str(self.progress.step)}
+            self.folder.save_weights(name, model.state_dict(), **about)
+
+    def time_to_save(self) -> bool:
+        minutes = self.config.checkpoint_minutes
+        due = bool(minutes) and time.monotonic() - self.saved_at > 60 * minutes
+        return bool(self.group.total(float(due and self.group.first))[0])
+
+    def save(self) -> None:
+        self.saved_at = time.monotonic()
+        if not self.group.first:
+            return
+        self.folder.save_state(
+            self.progress.step,
+            {
+                "version": STATE_VERSION,
+                "model": self.model.state_dict(),
+                "average": self.average.state_dict() if self.average is not None else None,
+                "optimizer": self.optimizer.state_dict(),
+                "progress": asdict(self.progress),
+            },
+        )
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if state.get("version") != STATE_VERSION:
+            raise PolyNeXtError(
+                f"the run in {self.folder.path} was saved by another version of polynext: finish it with that one, or "
+                "start anew from its weights with --model.initial-weights."
+            )
+        try:
+            self.model.load_state_dict(state["model"])
+            if state["average"] is not None:
+                self.average = averaged(self.model, self.config.ema.decay)
+                self.average.load_state_dict(state["average"])
+            restore_optimizer(self.optimizer, state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise PolyNeXtError(
+                f"the run in {self.folder.path} is of another network: leave --model as it was."
+            ) from error
+        self.progress = Progress(**state["progress"])
+        if self.group.first:
+            self.folder.forget_after(self.progress.step)
+
+
+def run(
+    make_task: Callable[[Processes], Task],
+    config: LoopConfig,
+    out: Path,
+    resume: bool = False,
+    profile: bool = False,
+    quiet: bool = False,
+) -> Path:
+    """Runs a task and returns its folder. With `resume` it goes on from the folder's newest state."""
+    folder = RunFolder(out)
+    with processes() as group:
+        if not resume and any(folder.states.glob("*.pt")):
+            raise PolyNeXtError(f"{out} already holds a run: go on with --resume {out}, or give another --out.")
+        loop = TrainingLoop(make_task(group), config, folder, group, profile, quiet)
+        state = folder.load_state() if resume else None
+        if state is not None:
+            loop.restore(state)
+        elif resume and group.first:  # killed before its first state: from the beginning
+            folder.forget_after(0)
+        if group.first:
+            folder.create(to_yaml(config))
+        loop.run()
+        if group.first and not quiet:
+            print(f"best {loop.task.figure(loop.progress.best)}: {out / 'best.safetensors'}")
+        if profile and group.first:
+            print(loop.profile.summary())
+    return out
+
+
+def averaged(model: nn.Module, decay: float) -> AveragedModel:
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)

@@ -1,0 +1,166 @@
+"""The paper's tables again: every figure has a count, a command or a reason, and what was run is not run again."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from polynext import paper
+from polynext.cli import main
+from polynext.errors import PolyNeXtError
+from polynext.reproduction import TABLES, Cell, Setup, Task, reproduce, tasks
+from polynext.reproduction import report as report_module
+from polynext.reproduction.tables import Table
+from polynext.reproduction.tasks import Results, resumed
+from polynext.segmentation.checkpoints import fetch_segmentation_weights
+
+DATA = ("imagenet", "imagenet-a", "imagenet-c", "imagenet-r", "imagenet-sketch", "cifar10", "svhn", "tiny-imagenet")
+ALL_DATA = {name: Path("data") / name for name in (*DATA, "ade20k")}
+
+
+@pytest.fixture(autouse=True)
+def no_counting(monkeypatch) -> None:
+    """Counting and building are tested with the models; here they would take most of the time."""
+    monkeypatch.setattr("polynext.reproduction.tables.obstacle", lambda row, scale: None)
+    monkeypatch.setattr("polynext.reproduction.tables.size_of", lambda name: (10**6, 10**9))
+    monkeypatch.setattr("polynext.reproduction.tables.segmentation_costs", lambda backbone: (54.0, 941.0))
+
+
+def cells(name: str, **options) -> list[Cell]:
+    return list(TABLES[name].cells(Setup(out=Path("out"), **options)))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_figure_has_a_count_a_command_or_a_reason(name: str) -> None:
+    for options in ({}, {"data": ALL_DATA}, {"data": ALL_DATA, "train": True}):
+        for cell in cells(name, **options):
+            ways = [bool(cell.found), cell.task is not None, bool(cell.missing)]
+            assert sum(ways) == 1, cell
+
+
+@pytest.mark.parametrize("name", ["1", "2", "7", "S5", "3", "4", "5", "6", "S1", "S2"])
+def test_no_printed_figure_is_left_out(name: str) -> None:
+    parts = ("conv", "attention", "text") if name == "1" else ("rows", "text")
+    rows = [row for part in parts for row in paper.rows(name, part)]
+    printed = sum(value == value for row in rows for key, value in row.items() if key not in ("model", "row"))
+    assert sum(bool(cell.printed) for cell in cells(name)) == printed
+
+
+def test_published_weights_are_fetched_by_the_tag_of_the_figure() -> None:
+    commands = {c.row: c.task.commands[-1] for c in cells("1", data=ALL_DATA) if c.task}
+    assert commands["ConvNeXt-T"][:3] == ("evaluate", "convnext_tiny.fb_in1k", "--pretrained")
+    low = {(c.row, c.column): c.task for c in cells("S5", data=ALL_DATA)}
+    assert low["CPolyNeXt-LR", "svhn"].commands[0][1] == "cpolynext_lowres.svhn"
+    assert low["MONet-T", "svhn"] is None
+    segmented = {c.row: c.task for c in cells("6", data=ALL_DATA) if c.column == "mIoU"}
+    assert segmented["APolyNeXt-S"].commands[0][:4] == ("segment", "evaluate", "ade20k_apolynext", "--pretrained")
+    assert segmented["ConvFormer-S36"] is None
+
+
+def test_own_weights_and_own_runs_come_before_published_ones(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    given = {"monet_tiny": tmp_path / "run", "cpolynext_tiny": tmp_path / "file.pt"}
+    commands = {c.row: c.task.commands for c in cells("1", data=ALL_DATA, weights=given, train=True) if c.task}
+    low = cells("S5", data=ALL_DATA, weights={"monet_tiny:svhn": tmp_path / "run"})
+    assert [c.column for c in low if c.row == "MONet-T" and c.task] == ["svhn"]
+    assert commands["MONet-T"][0][:2] == ("evaluate", str(tmp_path / "run"))
+    assert commands["CPolyNeXt-T"][0][1:4] == ("cpolynext_tiny", "--checkpoint", str(tmp_path / "file.pt"))
+    train, evaluate = commands["CPolyNeXt-S"]
+    assert train[:2] == ("train", "cpolynext_small") and evaluate[1] == train[-1]
+
+
+def test_a_training_that_was_begun_goes_on(tmp_path: Path) -> None:
+    command = ("train", "digits", "--data.root", "x", "--out", str(tmp_path))
+    assert resumed(command) == list(command)
+    (tmp_path / "states").mkdir()
+    assert resumed(command) == ["train", "--resume", str(tmp_path)]
+    assert resumed(("segment", *command)) == ["segment", "train", "--resume", str(tmp_path)]
+
+
+def test_a_table_is_run_once_and_written_with_what_is_missing(tmp_path: Path, monkeypatch, capsys) -> None:
+    """With real processes: one that prints JSON, and one that fails."""
+    program = "import sys; sys.exit('there is no such model') if 'bad' in sys.argv else print('{\"size\": 12345}')"
+    monkeypatch.setattr(tasks, "PROGRAM", (sys.executable, "-c", program))
+    good, bad = Task("good", (("models", "nano"),), prints=True), Task("bad", (("models", "bad"),), prints=True)
+
+    def content(setup: Setup):
+        yield Cell(row="nano", column="parameters", printed="7", task=good, read=lambda r: str(r["size"]))
+        yield Cell(row="none", column="parameters", printed="8", task=bad)
+        yield Cell(row="far", column="parameters", printed="9", missing="no data")
+
+    monkeypatch.setitem(TABLES, "7", Table("Toys", content))
+    told: list[str] = []
+    record = reproduce("7", Setup(out=tmp_path), told.append)
+    here = {cell["row"]: cell["here"] for cell in record["cells"]}
+    assert here["nano"] == "12345" and here["none"] == here["far"] == ""
+    written = (tmp_path / "7.md").read_text()
+    assert "| nano | 7 | 12345 |" in written and "- far (parameters): no data." in written
+    assert "- none (parameters): there is no such model." in written
+    assert json.loads((tmp_path / "7.json").read_text()) == record
+    assert [line.split()[0] for line in told] == ["[1/2]", "[2/2]", "failed:"]
+
+    monkeypatch.setattr(Results, "run", lambda self, task: f"ran {task.name} again")
+    assert main(["reproduce", "7", "--out", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert "ran bad again" in shown.out and "ran good again" not in shown.out
+
+
+def test_a_result_of_other_commands_is_none_of_this_task(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.folder.mkdir()
+    (results.folder / "x.json").write_text("{}")
+    (results.folder / "tasks.json").write_text(json.dumps({"x": [["evaluate", "a"]]}))
+    assert results.read(Task("x", (("evaluate", "a"),))) == {}
+    assert results.read(Task("x", (("evaluate", "b"),))) is None
+
+
+def test_ablations_say_what_scale_they_are_of() -> None:
+    row = next(c for c in cells("3", scale="digits", budget=20) if c.row == "addition")
+    assert row.task is not None and row.task.commands[0][2:4] == ("--recipe", "digits")
+    assert row.read({"rows": [{"name": "addition", "diverged_at_step": {}, "differences": [-1.0, -2.0]}]}) == "-1.5"
+    assert row.read({"rows": [{"name": "addition", "diverged_at_step": {"0": 7}}]}) == "diverged at step 7"
+    assert [name for name, one in TABLES.items() if one.scaled] == ["3", "4", "5", "dropin"]
+
+
+def test_another_scale_is_said_to_be_another_experiment(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Results, "run", lambda self, task: "not now")
+    reproduce("4", Setup(out=tmp_path, scale="digits"))
+    assert "Here on digits: another experiment than the paper's on ImageNet." in (tmp_path / "4.md").read_text()
+
+
+def test_the_figure_has_what_was_found(tmp_path: Path) -> None:
+    found = [{"row": "CPolyNeXt-T", "column": "imagenet", "here": "80.1"}]
+    report_module.draw_figure({"cells": found}, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_segmentation_weights_have_names(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr("polynext.segmentation.checkpoints.hf_hub_download", lambda *a: asked.append(a) or "file.pth")
+    assert fetch_segmentation_weights("ade20k_apolynext") == Path("file.pth")
+    assert asked == [("JJWCactus/PolyNeXt", "uper_apolynexts.pth")]
+    with pytest.raises(PolyNeXtError, match="no published weights of 'camvid'"):
+        fetch_segmentation_weights("camvid")
+
+    def offline(*arguments: str) -> str:
+        raise ConnectionError
+
+    monkeypatch.setattr("polynext.segmentation.checkpoints.hf_hub_download", offline)
+    with pytest.raises(PolyNeXtError, match="cannot be fetched"):
+        fetch_segmentation_weights("ade20k")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["9"], "there is no table '9' here"),
+        (["1", "--data", "imagenet"], "--data 'imagenet' names no place: give it as NAME=PLACE"),
+        (["1", "--data", "imaginet=x"], "--data imaginet=... is none of the data sets"),
+        (["1", "--weights", "monet_tinny=x"], "did you mean monet_tiny"),
+        (["1", "--weights", "monet_tiny=absent"], "there is no such file or folder"),
+    ],
+)
+def test_mistakes(arguments: list[str], sentence: str, capsys) -> None:
+    assert main(["reproduce", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
