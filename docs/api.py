@@ -33,7 +33,7 @@ def section(module: Any) -> str:
 def row(name: str, member: Any) -> str:
     if not (inspect.isclass(member) or inspect.isfunction(member)):
         return f"| `{name}` | a {type(member).__name__} |"
-    source = Path(inspect.getsourcefile(member) or "").relative_to(ROOT)
+    source = Path(inspect.getsourcefile(inspect.unwrap(member)) or "").relative_to(ROOT)
     return f"| [`{name}`](../{source.as_posix()}) | {first_sentence(member)} |"
 
 

@@ -94,7 +94,7 @@ def connect(
 
 
 class RemoteClient:
-    """See `connect`. Every method that asks the server has a twin for asynchronous code."""
+    """A client of a service, as `connect` makes it. What asks the server has a twin for asynchronous code."""
 
     def __init__(
         self,

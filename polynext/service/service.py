@@ -25,7 +25,7 @@ ALIVE_SECONDS = 10.0
 
 
 class Service:
-    """One per process. Everything here runs in one event loop, except for checks of files, which run in threads."""
+    """Takes keys and jobs and has them answered. It runs in one event loop, except for checks of files, in threads."""
 
     def __init__(self, networks: Mapping[str, Network], workers: Workers, store: Store, settings: Settings):
         self.networks, self.workers, self.store, self.settings = dict(networks), workers, store, settings

@@ -87,7 +87,7 @@ COLUMNS = ", ".join(field.name for field in fields(Job))
 
 
 class Store:
-    """Used by one process only, which a lock on the folder ensures."""
+    """Keys and jobs in a folder, for one process at a time, which a lock ensures."""
 
     def __init__(self, folder: Path, settings: Settings):
         self.folder, self.settings = folder, settings
