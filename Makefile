@@ -2,11 +2,13 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PORT ?= 8000
 
-.PHONY: help train test slow versions clean
+.PHONY: help train serve test slow versions clean
 
 help:
 	@echo "make train    set up and train on the embedded digits"
+	@echo "make serve    set up and answer encrypted digits over HTTP"
 	@echo "make test     set up, lint, type-check and run the tests"
 	@echo "make slow     set up and run the slow tests"
 	@echo "make versions renew requirements.txt: the newest versions that pass the tests"
@@ -14,6 +16,10 @@ help:
 
 train: .venv/installed
 	$(BIN)/polynext train
+
+# Prints the address when it is ready. PORT=0 takes a free one.
+serve: .venv/installed
+	$(BIN)/polynext encrypted serve --port $(PORT)
 
 test: .venv/installed
 	$(BIN)/ruff check .

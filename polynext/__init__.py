@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         recipes,
         reproduction,
         segmentation,
+        service,
         training,
     )
     from polynext.models import compile, create_model, from_published, list_models, load_weights, replace_mixers
@@ -55,6 +56,7 @@ __all__ = [
     "replace_mixers",
     "reproduction",
     "segmentation",
+    "service",
     "training",
 ]
 

@@ -8,7 +8,9 @@ from polynext.errors import PolyNeXtError
 EXTRAS = {
     "train": ("matplotlib", "scipy", "sklearn", "tensorboard", "tqdm", "tyro", "yaml"),
     "segment": ("torchmetrics",),
-    "encrypted": ("scipy", "tenseal", "tyro"),
+    "encrypted": ("httpx", "platformdirs", "scipy", "tenseal", "tyro"),
+    "serve": ("fastapi", "prometheus_client", "sklearn", "uvicorn", "zstandard"),
+    "cluster": ("ray",),
     "export": ("onnx", "onnxruntime", "onnxscript", "sklearn"),
     "wandb": ("wandb",),
 }

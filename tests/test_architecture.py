@@ -20,6 +20,7 @@ ROOMS = {
     "training": {"nn", "models", "data"},
     "evaluation": {"models", "data", "runs"},
     "encrypted": {"circuit", "runs"},
+    "service": {"encrypted"},
     "bench": {"models", "export"},
     "segmentation": {"models", "data", "training"},
     "ablation": {"models", "data", "training", "recipes"},

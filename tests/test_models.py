@@ -5,6 +5,7 @@ import math
 import pickle
 from functools import partial
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import polynext
+from polynext.data import DataConfig, load_examples
 from polynext.models import Blocks, FullyPolynomialBlocks, check_model
 from polynext.models.polynext import CONFIGS, HALVING, halving
 from polynext.nn import LayerScale, PositionNorm2d
@@ -324,6 +326,16 @@ def test_a_failing_download_is_told_in_a_sentence(monkeypatch) -> None:
     monkeypatch.setattr("timm.models._hub.hf_hub_download", offline)
     with pytest.raises(polynext.PolyNeXtError, match=r"weights of cpolynext_lowres\.svhn cannot be fetched"):
         polynext.create_model("cpolynext_lowres.svhn", pretrained=True)
+
+
+def test_weights_that_come_with_the_package(monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = polynext.create_model("cpolynext_nano_bn.digits", pretrained=True).eval()
+    digits = load_examples(DataConfig(), "test")
+    images = np.stack([DataConfig().preprocessing(digits.image(i)) for i in range(len(digits))])
+    with torch.no_grad():
+        found = model(torch.from_numpy(images)).argmax(dim=1).numpy()
+    assert (found == digits.labels).mean() > 0.98
 
 
 def test_weights_in_a_file_of_ones_own_are_pretrained_too(tmp_path) -> None:

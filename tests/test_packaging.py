@@ -66,6 +66,7 @@ NEEDS = {
     "import polynext.segmentation": "segment",
     "from polynext.circuit import lower": "encrypted",
     "from polynext.encrypted import make_plan": "encrypted",
+    "import polynext.service": "serve",
     "from polynext.export import onnx_session; onnx_session(None)": "export",
     "from polynext.data import DataConfig, load_examples; load_examples(DataConfig(), 'test')": "train",
 }
@@ -114,7 +115,7 @@ def test_versions_are_written_down_for_everything_we_ask_for() -> None:
 
 def test_extras_are_those_of_the_package() -> None:
     assert EXTRAS.keys() <= PROJECT["optional-dependencies"].keys()
-    modules = {"scikit-learn": "sklearn", "pyyaml": "yaml"}
+    modules = {"scikit-learn": "sklearn", "pyyaml": "yaml", "prometheus-client": "prometheus_client"}
     for extra, brought in EXTRAS.items():
         listed = names(PROJECT["optional-dependencies"][extra]) - {"polynext"}
         assert {modules.get(name, name) for name in listed} == set(brought), extra

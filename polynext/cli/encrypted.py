@@ -1,14 +1,17 @@
 """`polynext encrypted`: a network that answers on ciphertexts, its client and its server."""
 
 import json as jsonlib
+import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import tyro
+from PIL.Image import Image
 
 from polynext.cli.commands import Command, Commands
 from polynext.cli.table import table
@@ -163,7 +166,10 @@ def decrypt(reply: Annotated[Path, tyro.conf.Positional], client: Path = Path("c
 
     mine = Client.load(client)
     logits = mine.read_answer(reply)
-    names = [mine.offer.classes[i] for i in logits.argmax(axis=1)]
+    print_answers([mine.offer.classes[i] for i in logits.argmax(axis=1)], logits, json)
+
+
+def print_answers(names: Sequence[str], logits: np.ndarray, json: bool) -> None:
     if json:
         print(jsonlib.dumps([{"class": n, "logits": row.tolist()} for n, row in zip(names, logits, strict=True)]))
         return
@@ -174,6 +180,94 @@ def decrypt(reply: Annotated[Path, tyro.conf.Positional], client: Path = Path("c
             left=(1,),
         )
     )
+
+
+def serve(
+    prepared: Annotated[list[Path], tyro.conf.Positional] = [],  # noqa: B006  (tyro reads it as "none")
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    data: Path | None = None,
+    workers: int | None = None,
+    queue: int = 100,
+    jobs: int = 50,
+    keys: int = 32,
+    key_memory: int = 2048,
+    key_days: float = 7.0,
+    answer_minutes: float = 60.0,
+    tokens: Path | None = None,
+    cluster: str | None = None,
+) -> None:
+    """Answer encrypted images over HTTP. Without arguments it offers the embedded digits network.
+
+    Args:
+        prepared: folders that `polynext encrypted prepare` wrote; each is offered under its own name.
+        host: the address to listen at; leave it to a TLS proxy to listen for others.
+        port: 0 takes a free one.
+        data: folder for keys, jobs and answers, which survive a restart; one in the user's data folder by default.
+        workers: ciphertexts to work on at a time; one for each core by default.
+        queue: jobs that may wait.
+        jobs: open jobs of one client.
+        keys: key sets of one client.
+        key_memory: megabytes for keys that are loaded.
+        key_days: how long keys are kept unused.
+        answer_minutes: how long an answer can be fetched.
+        tokens: TOML file with a table for each client, [NAME] and token = "..."; nobody else is answered then.
+        cluster: run the workers on the Ray cluster at this address; "auto" finds one, "local" starts one here.
+    """
+    import platformdirs
+
+    from polynext.service import Settings, Tokens, load_networks
+    from polynext.service import serve as serve_networks
+
+    if not prepared:
+        from polynext.encrypted.embedded import embedded_server
+
+        print("Preparing the embedded digits network: seconds, the first time up to a minute.", file=sys.stderr)
+        prepared = [embedded_server()]
+    settings = Settings(
+        queue=queue,
+        jobs=jobs,
+        keys=keys,
+        workers=workers or len(os.sched_getaffinity(0)),
+        key_memory=key_memory * MEBIBYTE,
+        keys_seconds=key_days * 24 * 3600,
+        answer_seconds=answer_minutes * 60,
+    )
+    allowed = None if tokens is None else Tokens.load(tokens, settings)
+    place = data or platformdirs.user_data_path("polynext") / "service"
+    serve_networks(load_networks(prepared), place, host, port, settings, allowed, cluster)
+
+
+def ask(
+    url: Annotated[str, tyro.conf.Positional],
+    images: Annotated[list[Path], tyro.conf.Positional] = [],  # noqa: B006  (tyro reads it as "none")
+    offer: str | None = None,
+    keys: Path | None = None,
+    token: str | None = None,
+    digits: int = 0,
+    timeout: float = 600.0,
+    json: bool = False,
+) -> None:
+    """Ask a service about images that it cannot see. Keys are made, kept and sent as needed.
+
+    Args:
+        url: where the service is, such as http://127.0.0.1:8000.
+        images: image files; they are resized to what the network takes.
+        offer: which of the service's networks to ask, if it has several.
+        keys: folder for the keys; one in the user's data folder by default.
+        token: if the service wants one; the environment variable POLYNEXT_TOKEN will do as well.
+        digits: ask about the first so many of the embedded test digits instead of files.
+        timeout: seconds after which to give up.
+        json: print JSON with all logits.
+    """
+    from polynext.encrypted.remote import connect
+
+    require_at_least(0, digits=digits)
+    if bool(images) == bool(digits):
+        raise PolyNeXtError("give image files to ask about, or --digits with how many embedded test digits.")
+    client = connect(url, offer, keys, token or os.environ.get("POLYNEXT_TOKEN"), timeout)
+    answer = client.predict(test_digits(digits) if digits else images)
+    print_answers(answer.labels, answer.logits, json)
 
 
 def demo(
@@ -225,14 +319,16 @@ def limits(memory: int, key_memory: int) -> Limits:
 
 
 def prepared_pictures(paths: list[Path], digits: int, preprocessing: Preprocessing) -> np.ndarray:
-    if digits:
-        from polynext.data import DataConfig, load_examples
-
-        examples = load_examples(DataConfig(), "test")
-        pictures = [examples.image(i) for i in range(min(digits, len(examples)))]
-    else:
-        pictures = [open_picture(path) for path in paths]
+    pictures = test_digits(digits) if digits else [open_picture(path) for path in paths]
     return np.stack([preprocessing(picture).astype(np.float64) for picture in pictures])
+
+
+def test_digits(count: int) -> list[Image]:
+    """The first of the embedded test digits."""
+    from polynext.data import DataConfig, load_examples
+
+    examples = load_examples(DataConfig(), "test")
+    return [examples.image(i) for i in range(min(count, len(examples)))]
 
 
 def print_bill(made: Plan) -> None:
@@ -274,5 +370,7 @@ commands = Commands(
         "encrypt": Command("client: encrypt images into a request", f"{HERE}:encrypt"),
         "run": Command("server: answer a request", f"{HERE}:answer"),
         "decrypt": Command("client: decrypt an answer", f"{HERE}:decrypt"),
+        "serve": Command("server: answer over HTTP; the embedded digits without arguments", f"{HERE}:serve"),
+        "ask": Command("client: ask a service about images", f"{HERE}:ask"),
     },
 )

@@ -47,7 +47,7 @@ class Client:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_parts(folder / SECRET, "secret", header, {"secret": client.secret}, mode=0o600)
         offer.save(folder / OFFER)
-        keys = client.secret.evaluation_keys(offer.rotations)
+        keys = client.secret.sendable_keys(offer.rotations)
         rotations = {name: keys.rotations[step] for step, name in key_names(offer.rotations).items()}
         parts = {"relinearisation": keys.relinearisation, **rotations}
         write_parts(folder / EVALUATION, "evaluation", header, parts)

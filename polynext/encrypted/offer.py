@@ -96,11 +96,18 @@ class Offer:
         if not path.is_file():
             raise PolyNeXtError(f"there is no offer {path}: a server's `polynext encrypted prepare` writes one.")
         try:
-            table = json.loads(path.read_text())
+            return cls.from_json(json.loads(path.read_text()))
+        except ValueError as error:
+            raise PolyNeXtError(f"{path} is not an offer that this version reads ({error}): get it again.") from error
+
+    @classmethod
+    def from_json(cls, table: Any) -> "Offer":
+        """What `to_json` made; what else the table has is for others."""
+        try:
             if (table["format"], table["version"]) != (FORMAT, VERSION):
                 raise ValueError(f"version {table['version']}")
-            del table["format"], table["version"]
-            made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+            given = {field.name: table[field.name] for field in fields(cls)}
+            made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
             made["parameters"] = Parameters.from_json(table["parameters"])
             made["preprocessing"] = Preprocessing.from_json(table["preprocessing"])
             made["bill"] = Bill(**table["bill"])
@@ -109,8 +116,8 @@ class Offer:
                 if made[name].slots != made["parameters"].slots:
                     raise ValueError("its layouts are for another ring degree")
             return cls(**made)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise PolyNeXtError(f"{path} is not an offer that this version reads ({error}): get it again.") from error
+        except (KeyError, TypeError, RecursionError, AttributeError) as error:
+            raise ValueError(str(error)) from error
 
 
 def as_json(value: Any) -> Any:

@@ -35,6 +35,27 @@ def save_server(plan: Plan, offer: Offer, folder: Path) -> None:
     offer.save(folder / OFFER)
 
 
+def load_offer(folder: Path) -> Offer:
+    """The offer in a server's folder, if that has all it should."""
+    for name in (PROGRAM, OFFER):
+        if not (folder / name).is_file():
+            raise PolyNeXtError(
+                f"{folder} has no {name}, which `polynext encrypted prepare` writes: run it, again if it was an "
+                "earlier version's."
+            )
+    return Offer.load(folder / OFFER)
+
+
+def load_server(folder: Path, offer: Offer) -> Program:
+    """The program in a server's folder, if it keeps the offer's promises."""
+    program = load_program(folder / PROGRAM)
+    if not offer.describes(program):
+        raise PolyNeXtError(
+            f"{PROGRAM} and {OFFER} in {folder} do not go together: run `polynext encrypted prepare` again."
+        )
+    return program
+
+
 class Server:
     """A network with one client's evaluation keys: its diagonals are encoded once and kept."""
 
@@ -45,20 +66,10 @@ class Server:
 
     @classmethod
     def load(cls, folder: Path, keys: Path) -> "Server":
-        for name in (PROGRAM, OFFER):
-            if not (folder / name).is_file():
-                raise PolyNeXtError(
-                    f"{folder} has no {name}, which `polynext encrypted prepare` writes: run it, again if it was an "
-                    "earlier version's."
-                )
-        offer = Offer.load(folder / OFFER)
+        offer = load_offer(folder)
         header = read_header(keys, "evaluation")
         check_fits(keys, header, offer)
-        program = load_program(folder / PROGRAM)
-        if not offer.describes(program):
-            raise PolyNeXtError(
-                f"{PROGRAM} and {OFFER} in {folder} do not go together: run `polynext encrypted prepare` again."
-            )
+        program = load_server(folder, offer)
         ring = get_backend(offer.backend).ring(offer.parameters)
         names = key_names(offer.rotations)
         with unpacked(keys, ["relinearisation", *names.values()]) as parts:

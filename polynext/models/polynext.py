@@ -12,7 +12,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs
 
 from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
-from polynext.models.published import HUB, PUBLISHED, adapt_checkpoint
+from polynext.models.published import EMBEDDED, HUB, PUBLISHED, WEIGHTS, adapt_checkpoint
 from polynext.models.registry import Kind, register
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -178,9 +178,11 @@ def _default_cfgs() -> dict[str, dict[str, Any]]:
     for tagged, file in PUBLISHED.items():
         name = tagged.split(".")[0]
         cfgs[tagged] = {**cfgs[name], "hf_hub_id": HUB, "hf_hub_filename": file}
+    for tagged in EMBEDDED:
+        cfgs[tagged] = {**cfgs[tagged.split(".")[0]], "file": str(WEIGHTS / f"{tagged}.safetensors")}
     cfgs["cpolynext_lowres.tiny_imagenet"] |= {"input_size": (3, 64, 64), "pool_size": (16, 16), "num_classes": 200}
     # timm takes a name's first tag as its default, so a published one must not follow an untagged entry
-    tagged_names = {tagged.split(".")[0] for tagged in PUBLISHED}
+    tagged_names = {tagged.split(".")[0] for tagged in (*PUBLISHED, *EMBEDDED)}
     return {name: cfg for name, cfg in cfgs.items() if name not in tagged_names}
 
 

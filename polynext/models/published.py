@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,6 +31,10 @@ PUBLISHED = {
     "cpolynext_lowres.svhn": "cpolynext_lr_svhn.pt",
     "cpolynext_lowres.tiny_imagenet": "cpolynext_lr_tiny_imagenet.pt",
 }
+
+# Models whose trained weights come with the package, as files of these names.
+WEIGHTS = Path(__file__).parent / "weights"
+EMBEDDED = ("cpolynext_nano_bn.digits",)
 
 # The published operators are numbered through a cell: six a stack with PolyConv, three with PolyAttention.
 CONV_STACK = {

@@ -4,6 +4,7 @@ Its files hold images and answers for everybody to read, and say so in their hea
 """
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from polynext.encrypted.backends.protocol import (
     Backend,
     Costs,
     EvaluationKeys,
+    Part,
     Ring,
     SecretKey,
     unexpected_ciphertext,
@@ -45,6 +47,7 @@ class ClearBackend(Backend):
 
 SECRET, RELINEARISATION, CIPHERTEXT = "a clear secret key", "a clear relinearisation key", "a clear ciphertext"
 ROTATION = "a clear key for rotations by {}"
+LONGEST_NUMBER = 28  # characters, with what separates it from the next
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,20 @@ class ClearRing(Ring):
         if numbers[:2] != (level, scale) or len(numbers) != 2 + self.parameters.slots:
             raise unexpected_ciphertext(path)
         return ClearCiphertext(level, scale, np.array(numbers[2:]))
+
+    def most_bytes(self, part: Part) -> int:
+        return LONGEST_NUMBER * (self.parameters.slots + 4 if part.kind == "ciphertext" else 4)
+
+    def receive(self, source: Path, target: Path, part: Part) -> str:
+        if part.kind == "ciphertext":
+            self.load_ciphertext(source, 0, self.parameters.input_scale)
+        else:
+            ClearPart.load(source, RELINEARISATION if part.kind == "relinearisation" else ROTATION.format(part.step))
+        shutil.copyfile(source, target)
+        return ClearBackend.library
+
+    def deliver(self, source: Path, target: Path, dialect: str) -> None:
+        shutil.copyfile(source, target)
 
     def evaluator(self, keys: EvaluationKeys) -> "ClearEvaluator":
         return ClearEvaluator(self.parameters, tuple(keys.rotations))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from polynext.circuit.maps import Array
 from polynext.encrypted.parameters import Parameters
@@ -85,6 +85,23 @@ class EvaluationKeys:
     rotations: Mapping[int, Savable]
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a client sends in one piece: the key for products, that for rotations by `step`, or a fresh ciphertext."""
+
+    kind: Literal["relinearisation", "rotation", "ciphertext"]
+    step: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"rotation-{self.step}" if self.kind == "rotation" else self.kind
+
+    @classmethod
+    def keys(cls, rotations: Iterable[int]) -> "list[Part]":
+        """All that evaluation keys consist of."""
+        return [cls("relinearisation"), *(cls("rotation", step) for step in rotations)]
+
+
 class Ring(ABC):
     """A backend with its parameters, which have the backend's own primes.
 
@@ -107,6 +124,19 @@ class Ring(ABC):
         """Refuses one of another level, size or scale, and one that is not encrypted though it should be."""
 
     @abstractmethod
+    def most_bytes(self, part: Part) -> int:
+        """The longest that a part can be."""
+
+    @abstractmethod
+    def receive(self, source: Path, target: Path, part: Part) -> str:
+        """A stranger's part into a file that this ring loads, if it is that part, as far as can be told without
+        loading it. Returns the dialect it was in: clients may have another version of the library."""
+
+    @abstractmethod
+    def deliver(self, source: Path, target: Path, dialect: str) -> None:
+        """A result that was saved here into a file for a client who speaks this dialect."""
+
+    @abstractmethod
     def evaluator(self, keys: EvaluationKeys) -> "Evaluator": ...
 
 
@@ -121,6 +151,10 @@ class SecretKey(ABC):
     @abstractmethod
     def evaluation_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
         """What the server needs to compute, and cannot decrypt with."""
+
+    def sendable_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
+        """The same, to be saved only: a library may write them shorter than those it computes with."""
+        return self.evaluation_keys(rotations)
 
     @abstractmethod
     def encrypt(self, values: Array) -> Ciphertext:

@@ -1,7 +1,9 @@
 """CKKS by Microsoft SEAL, through the `tenseal` wheel's `sealapi`. Nothing else imports it."""
 
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import tenseal.sealapi as seal
 
 from polynext.circuit.maps import Array
+from polynext.encrypted.backends import seal_files
 from polynext.encrypted.backends.calibration import machine_costs
 from polynext.encrypted.backends.protocol import (
     STANDARD_SECURITY,
@@ -17,6 +20,7 @@ from polynext.encrypted.backends.protocol import (
     Costs,
     EvaluationKeys,
     Evaluator,
+    Part,
     Ring,
     SecretKey,
     unexpected_ciphertext,
@@ -58,8 +62,7 @@ class SealRing(Ring):
         bits = parameters.prime_bits
         chosen = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
         chosen.set_poly_modulus_degree(parameters.ring_degree)
-        in_seal_order = [bits[-2], *bits[-3::-1], bits[-1]]  # the first prime is the last one dropped
-        chosen.set_coeff_modulus(seal.CoeffModulus.Create(parameters.ring_degree, in_seal_order))
+        chosen.set_coeff_modulus(seal.CoeffModulus.Create(parameters.ring_degree, in_seal_order(bits)))
         self.context = seal.SEALContext(chosen, True, seal.SEC_LEVEL_TYPE.TC128)
         if not self.context.parameters_set():
             raise PolyNeXtError(
@@ -105,6 +108,37 @@ class SealRing(Ring):
             raise unexpected_ciphertext(path)
         return SealCiphertext(body, level, scale)
 
+    def expected(self, part: Part) -> seal_files.Ciphertext | seal_files.SwitchingKeys:
+        """What a part's file must be."""
+        parameters, degree = self.parameters, self.parameters.ring_degree
+        if part.kind == "ciphertext":
+            return self.expected_ciphertext(0, parameters.input_scale)
+        identity = seal_files.parameters_id(self.context.key_parms_id())
+        digit = seal_files.Ciphertext(identity, degree, len(parameters.prime_bits), 1.0)
+        if part.kind == "relinearisation":
+            return seal_files.SwitchingKeys(digit, parameters.depth + 1)
+        at = (galois_element(part.step, parameters) - 1) // 2
+        return seal_files.SwitchingKeys(digit, parameters.depth + 1, degree, at)
+
+    def expected_ciphertext(self, level: int, scale: float) -> seal_files.Ciphertext:
+        identity = seal_files.parameters_id(self.levels[level])
+        return seal_files.Ciphertext(identity, self.parameters.ring_degree, self.parameters.primes_at(level), scale)
+
+    def most_bytes(self, part: Part) -> int:
+        return self.expected(part).most_bytes
+
+    def receive(self, source: Path, target: Path, part: Part) -> str:
+        try:
+            major, minor = seal_files.rewrite(source, target, self.expected(part), own_version())
+        except seal_files.NotThisError as error:
+            raise unusable(source, f"a {part.kind}{' key' * (part.kind != 'ciphertext')}", error) from error
+        return f"SEAL {major}.{minor}"
+
+    def deliver(self, source: Path, target: Path, dialect: str) -> None:
+        major, _, minor = dialect.removeprefix("SEAL ").partition(".")
+        wanted = self.expected_ciphertext(self.parameters.depth, self.parameters.scale)
+        seal_files.rewrite(source, target, wanted, (int(major), int(minor)))
+
     def evaluator(self, keys: EvaluationKeys) -> "SealEvaluator":
         return SealEvaluator(self, keys)
 
@@ -127,6 +161,12 @@ class SealKey(SecretKey):
             generator.create_galois_keys([galois_element(step, self.ring.parameters)], made[step])
         return EvaluationKeys(relinearisation, made)
 
+    def sendable_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
+        """Half of each is random: SEAL saves the seed of that half, if it was never asked for the keys themselves."""
+        generator = seal.KeyGenerator(self.ring.context, self.secret)
+        made = {s: generator.create_galois_keys([galois_element(s, self.ring.parameters)]) for s in rotations}
+        return EvaluationKeys(generator.create_relin_keys(), made)
+
     def encrypt(self, values: Array) -> SealCiphertext:
         parameters = self.ring.parameters
         encryptor = seal.Encryptor(self.ring.context, self.secret)
@@ -138,6 +178,20 @@ class SealKey(SecretKey):
         plain = seal.Plaintext()
         seal.Decryptor(self.ring.context, self.secret).decrypt(value.body, plain)
         return np.array(self.ring.encoder.decode_double(plain))
+
+
+@cache
+def own_version() -> seal_files.Version:
+    """Of the SEAL inside the wheel, which tells it only in what it writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "parameters"
+        seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS).save(str(path))
+        return seal_files.version_of(path)
+
+
+def in_seal_order(bits: Sequence[int]) -> list[int]:
+    """The lengths of the primes as SEAL wants them: the first one is the last to be dropped."""
+    return [bits[-2], *bits[-3::-1], bits[-1]]
 
 
 def galois_element(steps: int, parameters: Parameters) -> int:

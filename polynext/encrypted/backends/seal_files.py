@@ -1,0 +1,204 @@
+"""SEAL's files without SEAL: what one says of itself, checked before anything is loaded, and the same content under
+another version.
+
+A SEAL object is 16 bytes of header (magic, their number, version, compression, length of the whole) and a body. Bodies
+hold objects again, which are not compressed a second time. Versions 4.x differ in nothing but the numbers in these
+headers, and yet refuse each other's files; a browser's SEAL and Python's are rarely of one version. Strangers' files
+are unpacked into no more bytes than such a file has, and followed from header to header.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+HEADER = struct.Struct("<HBBBBHQ")
+MAGIC, MAJOR = 0xA15E, 4
+PLAIN, ZLIB, ZSTD = range(3)
+CHUNK = 2**20
+
+# What a ciphertext says before its polynomials: parameters, NTT form, polynomials, degree, primes, scale, correction.
+CIPHERTEXT = struct.Struct("<32s?QQQdQ")
+COUNT = struct.Struct("<Q")
+SEED_BYTES = HEADER.size + 65
+
+Version = tuple[int, int]
+
+
+class NotThisError(ValueError):
+    """A file that is not what it should be; the reason continues a sentence."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first bytes of an object."""
+
+    version: Version
+    compression: int
+    length: int
+
+    @classmethod
+    def read(cls, file: BinaryIO) -> "Header":
+        data = file.read(HEADER.size)
+        if len(data) < HEADER.size:
+            raise NotThisError("it is cut short")
+        magic, size, major, minor, compression, _, length = HEADER.unpack(data)
+        if (magic, size) != (MAGIC, HEADER.size):
+            raise NotThisError("it is no file of SEAL's")
+        if major != MAJOR:
+            raise NotThisError(f"it is of SEAL {major}.{minor}, and SEAL {MAJOR} is read here")
+        return cls((major, minor), compression, length)
+
+    def pack(self) -> bytes:
+        return HEADER.pack(MAGIC, HEADER.size, *self.version, self.compression, 0, self.length)
+
+
+@dataclass(frozen=True)
+class Ciphertext:
+    """What a ciphertext must be: its parameters' id, degree and number of primes, of two polynomials, and its scale."""
+
+    parameters: bytes
+    degree: int
+    primes: int
+    scale: float
+
+    @property
+    def most_bytes(self) -> int:
+        return 2 * HEADER.size + CIPHERTEXT.size + COUNT.size + 2 * self.primes * self.degree * 8
+
+    def versions(self, file: BinaryIO) -> Iterator[int]:
+        """Where the headers within are, if this is such a ciphertext; leaves the file at its end."""
+        parameters, ntt, polynomials, degree, primes, scale, _ = CIPHERTEXT.unpack(exactly(file, CIPHERTEXT.size))
+        if parameters != self.parameters:
+            raise NotThisError("it was made for other parameters")
+        if (ntt, polynomials, degree, primes, scale) != (True, 2, self.degree, self.primes, self.scale):
+            raise NotThisError("it has another level, size or scale")
+        yield file.tell()
+        header = Header.read(file)
+        count = self.primes * self.degree  # of one polynomial; the other one is there too, or its seed
+        (numbers,) = COUNT.unpack(exactly(file, COUNT.size))
+        if numbers not in (count, 2 * count) or header.length != HEADER.size + COUNT.size + 8 * numbers:
+            raise NotThisError("it has another length than it says")
+        skip(file, 8 * numbers)
+        if numbers == count:
+            yield file.tell()
+            if Header.read(file).length != SEED_BYTES:
+                raise NotThisError("its seed has another length")
+            skip(file, SEED_BYTES - HEADER.size)
+
+
+@dataclass(frozen=True)
+class SwitchingKeys:
+    """What keys for products or for one rotation must be: key `at` of `keys`, and none of the others."""
+
+    part: Ciphertext
+    digits: int
+    keys: int = 1
+    at: int = 0
+
+    @property
+    def most_bytes(self) -> int:
+        return HEADER.size + 32 + COUNT.size * (1 + self.keys) + self.digits * self.part.most_bytes
+
+    def versions(self, file: BinaryIO) -> Iterator[int]:
+        if exactly(file, 32) != self.part.parameters:
+            raise NotThisError("it was made for other parameters")
+        if COUNT.unpack(exactly(file, COUNT.size)) != (self.keys,):
+            raise NotThisError("it is another kind of key")
+        for number in range(self.keys):
+            (digits,) = COUNT.unpack(exactly(file, COUNT.size))
+            if digits != (self.digits if number == self.at else 0):
+                raise NotThisError("it is the key of another rotation")
+            for _ in range(digits):
+                yield file.tell()
+                Header.read(file)
+                yield from self.part.versions(file)
+
+
+def rewrite(source: Path, target: Path, wanted: Ciphertext | SwitchingKeys, version: Version) -> Version:
+    """Writes an object uncompressed and in a version of SEAL, if it is what is wanted; returns the version it had."""
+    with source.open("rb") as packed, target.open("w+b") as file:
+        header = Header.read(packed)
+        if header.length != os.fstat(packed.fileno()).st_size:
+            raise NotThisError("it is longer or shorter than it says")
+        for piece in inflated(packed, header.compression, wanted.most_bytes - HEADER.size):
+            if file.tell() == 0:
+                file.write(bytes(HEADER.size))
+            file.write(piece)
+        length = file.tell()
+        file.seek(0)
+        file.write(Header(version, PLAIN, length).pack())
+        places = list(wanted.versions(file))
+        if file.tell() != length:
+            raise NotThisError("it is cut short" if file.tell() > length else "there is something behind it")
+        for place in places:
+            file.seek(place)
+            within = Header.read(file)
+            if within.compression != PLAIN:
+                raise NotThisError("it is compressed within")
+            file.seek(place)
+            file.write(Header(version, PLAIN, within.length).pack())
+    return header.version
+
+
+def inflated(file: BinaryIO, compression: int, most: int) -> Iterator[bytes]:
+    """The body in pieces, if it has no more bytes than `most`."""
+    if compression not in (PLAIN, ZLIB, ZSTD):
+        raise NotThisError(f"its compression {compression} is unknown")
+    total = 0
+    for piece in (plain, inflate, unpack_zstd)[compression](file):
+        total += len(piece)
+        if total > most:
+            raise NotThisError("it is longer than such a part can be")
+        yield piece
+
+
+def plain(file: BinaryIO) -> Iterator[bytes]:
+    while piece := file.read(CHUNK):
+        yield piece
+
+
+def inflate(file: BinaryIO) -> Iterator[bytes]:
+    stream = zlib.decompressobj()
+    try:
+        while data := stream.unconsumed_tail or file.read(CHUNK):
+            yield stream.decompress(data, CHUNK)
+    except zlib.error as error:
+        raise NotThisError(f"it is damaged: {error}") from error
+
+
+def unpack_zstd(file: BinaryIO) -> Iterator[bytes]:
+    from zstandard import ZstdDecompressor, ZstdError
+
+    try:
+        # SEAL writes frames with windows of a megabyte and less; a frame may ask for no more memory than this.
+        with ZstdDecompressor(max_window_size=2**24).stream_reader(file, read_across_frames=True) as reader:
+            while piece := reader.read(CHUNK):
+                yield piece
+    except ZstdError as error:
+        raise NotThisError(f"it is damaged: {error}") from error
+
+
+def exactly(file: BinaryIO, count: int) -> bytes:
+    data = file.read(count)
+    if len(data) < count:
+        raise NotThisError("it is cut short")
+    return data
+
+
+def skip(file: BinaryIO, count: int) -> None:
+    file.seek(count, os.SEEK_CUR)
+
+
+def version_of(path: Path) -> Version:
+    """The version of SEAL that wrote a file."""
+    with path.open("rb") as file:
+        return Header.read(file).version
+
+
+def parameters_id(numbers: Sequence[int]) -> bytes:
+    """The name of parameters, as files have it."""
+    return struct.pack("<4Q", *numbers)

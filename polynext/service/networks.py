@@ -1,0 +1,113 @@
+"""The networks that a service offers: each a server's folder, by name."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polynext.encrypted.backends import get_backend
+from polynext.encrypted.backends.protocol import Part, Ring
+from polynext.encrypted.offer import Offer
+from polynext.encrypted.server import load_offer
+from polynext.errors import PolyNeXtError
+
+CIPHERTEXT = Part("ciphertext")
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A server's folder and its offer. The program is left to those who compute."""
+
+    name: str
+    folder: Path
+    offer: Offer
+
+    @cached_property
+    def ring(self) -> Ring:
+        return get_backend(self.offer.backend).ring(self.offer.parameters)
+
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        """What evaluation keys for this network consist of."""
+        return {part.name: part for part in Part.keys(self.offer.rotations)}
+
+    @property
+    def encrypts(self) -> bool:
+        return get_backend(self.offer.backend).encrypts
+
+    def summary(self) -> dict[str, Any]:
+        offer = self.offer
+        return {
+            "name": self.name,
+            "fingerprint": offer.fingerprint,
+            "backend": offer.backend,
+            "encrypts": self.encrypts,
+            "classes": list(offer.classes),
+            "image_shape": list(offer.image_shape),
+            "images": offer.images,
+            "upload_bytes": sum(self.ring.most_bytes(part) for part in self.parts.values()) // 2,  # seeded ones
+            "seconds": offer.bill.seconds,
+        }
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """The offer as clients get it, with what one that is not Python would have to work out."""
+        offer, ring = self.offer, self.ring
+        numbers = np.arange(1.0, 1 + offer.images * int(np.prod(offer.image_shape)))
+        slots = offer.pack(numbers.reshape(offer.images, *offer.image_shape)).astype(int) - 1
+        return {
+            **offer.to_json(),
+            "name": self.name,
+            "fingerprint": offer.fingerprint,
+            "images": offer.images,
+            "seal": self.seal,
+            "parts": [
+                {"name": part.name, "step": part.step or None, "most_bytes": ring.most_bytes(part)}
+                for part in self.parts.values()
+            ],
+            "request_most_bytes": ring.most_bytes(CIPHERTEXT),
+            "slots": {"image": slots.tolist(), "result": offer.result_layout.codes.tolist()},
+            "largest_result": offer.parameters.largest_result,
+        }
+
+    @property
+    def seal(self) -> dict[str, Any] | None:
+        if self.offer.backend != "seal":
+            return None
+        from polynext.encrypted.backends.seal import galois_element, in_seal_order
+
+        parameters = self.offer.parameters
+        return {
+            "poly_modulus_degree": parameters.ring_degree,
+            "coeff_modulus_bits": in_seal_order(parameters.prime_bits),
+            "input_scale": parameters.input_scale,
+            "galois_elements": {
+                part.name: galois_element(part.step, parameters)
+                for part in self.parts.values()
+                if part.kind == "rotation"
+            },
+        }
+
+
+def load_networks(folders: Iterable[Path], allow_unencrypted: bool = False) -> dict[str, Network]:
+    """Networks by the names of their folders."""
+    networks: dict[str, Network] = {}
+    for folder in folders:
+        network = Network(folder.resolve().name, folder.resolve(), load_offer(folder))
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", network.name):
+            raise PolyNeXtError(f"{folder} gives a network its name: rename it to letters, digits, and . _ or -.")
+        if network.name in networks:
+            raise PolyNeXtError(f"two networks would be called {network.name!r}: rename one of their folders.")
+        if not (network.encrypts or allow_unencrypted):
+            raise PolyNeXtError(
+                f"{folder} is of the {network.offer.backend} backend, which encrypts nothing: prepare it with one that "
+                "does."
+            )
+        networks[network.name] = network
+    if not networks:
+        raise PolyNeXtError("there is no network to offer: give the folders that `polynext encrypted prepare` wrote.")
+    return networks

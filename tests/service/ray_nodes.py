@@ -1,0 +1,80 @@
+"""Several Ray nodes on this machine, one killed in the middle of a job: python ray_nodes.py SERVER_FOLDER WORK_FOLDER.
+
+A script, because Ray wants the main thread and a process that it may leave things behind in.
+"""
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import ray
+from ray.cluster_utils import Cluster
+
+from polynext.encrypted import Client, Offer
+from polynext.encrypted.backends.protocol import Part
+from polynext.encrypted.files import unpacked
+from polynext.service import Settings
+from polynext.service.cluster import RayWorkers
+from polynext.service.engine import Task
+from polynext.service.workers import WorkerDied
+
+
+async def nodes(workers: RayWorkers, count: int) -> None:
+    for _ in range(1200):
+        if len(workers.nodes) >= count:
+            return
+        await asyncio.sleep(0.1)
+    raise TimeoutError(f"there are {len(workers.nodes)} nodes")
+
+
+async def main(folder: Path, work: Path, cluster: Cluster) -> None:
+    client = Client.keygen(Offer.load(folder / "offer.json"), work / "client")
+    with unpacked(work / "client" / "evaluation.keys", [p.name for p in Part.keys(client.offer.rotations)]) as parts:
+        shutil.copytree(next(iter(parts.values())).parent, work / "keys")
+    workers = RayWorkers({"small": folder}, Settings(workers=1), "auto")
+    await workers.start()
+    await nodes(workers, 3)
+    deaths: list[str] = []
+    working = asyncio.Event()
+
+    async def answer(number: int) -> np.ndarray:
+        place = work / f"job{number}"
+        place.mkdir()
+        client.encrypt(np.full((1, 1, 4, 4), number / 10))[0].save(str(place / "request"))
+        network = client.secret.ring
+        dialect = network.receive(place / "request", place / "plain", Part("ciphertext"))
+        task = Task("small", "keys", work / "keys", place / "plain", place / "answer", dialect)
+        for _ in range(3):
+            try:
+                await workers.run(task, lambda share: working.set() if share else None)
+                break
+            except WorkerDied as death:
+                deaths.append(str(death))
+        parameters = client.offer.parameters
+        loaded = network.load_ciphertext(place / "answer", parameters.depth, parameters.scale)
+        return client.decrypt([loaded], 1)
+
+    jobs = [asyncio.create_task(answer(number)) for number in range(3)]
+    await asyncio.wait_for(working.wait(), 120)
+    busy = next(node for node in cluster.worker_nodes if workers.busy[node.node_id])
+    cluster.remove_node(busy, allow_graceful=False)
+    answers = await asyncio.gather(*jobs)
+    assert len(deaths) >= 1 and len(answers) == 3, deaths
+    cluster.add_node(num_cpus=1)
+    await nodes(workers, 3)
+    await workers.stop()
+    np.save(work / "answers.npy", np.concatenate(answers))
+
+
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), cluster))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

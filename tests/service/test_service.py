@@ -1,0 +1,229 @@
+"""What clients of a service meet: keys, requests, answers, refusals."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from polynext.cli import main
+from polynext.encrypted import Plan, connect
+from polynext.errors import PolyNeXtError
+from polynext.service import Settings, Tokens
+from polynext.service.settings import Client
+from tests.encrypted.conftest import logits
+from tests.service.conftest import ByHand, Running, Start, new_job, save
+
+
+@pytest.fixture
+def by_hand(running: Running) -> ByHand:
+    return ByHand(running)
+
+
+def refusal(response: httpx.Response, status: int, code: str) -> str:
+    """The sentence of a refusal, after a look at the rest of it."""
+    assert (response.status_code, response.json()["code"]) == (status, code), response.text
+    sentence = response.json()["error"]
+    assert sentence.endswith(".") and "\n" not in sentence and "Traceback" not in sentence
+    return sentence
+
+
+def test_predictions_are_the_networks(running: Running, trained: Any, examples: np.ndarray, tmp_path: Path) -> None:
+    told: list[str] = []
+    client = running.connect(tmp_path / "keys", progress=lambda what, share: told.append(what))
+    answer, wanted = client.predict(examples[:3]), logits(trained, examples[:4])
+    np.testing.assert_allclose(answer.logits, wanted[:3], atol=1e-6)
+    assert answer.labels == tuple("abc"[i] for i in wanted[:3].argmax(axis=1))
+    assert {"making keys", "sending keys", "computing", "answered"} <= set(told)
+    assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
+
+    told.clear()
+    again = running.connect(tmp_path / "keys", progress=lambda what, share: told.append(what))
+
+    async def in_a_loop() -> None:
+        by_async = await again.predict_async(examples[3:4])
+        np.testing.assert_allclose(by_async.logits, wanted[3:4], atol=1e-6)
+        np.testing.assert_allclose(again.predict(examples[3:4]).logits, wanted[3:4], atol=1e-6)  # as in a notebook
+
+    asyncio.run(in_a_loop())
+    assert not {"making keys", "sending keys"} & set(told)
+    assert running.call(running.service.store.jobs_in, "queued", "running", "done") == []  # answers are tidied up
+    client.forget_keys()
+    np.testing.assert_allclose(client.predict(examples[3:4]).logits, wanted[3:4], atol=1e-6)  # sent again by itself
+
+
+def test_an_offer_tells_all_that_a_browser_needs(by_hand: ByHand, examples: np.ndarray) -> None:
+    offer, mine = by_hand.http.get("/v1/offers/small").json(), by_hand.network.offer
+    gathered = np.append(examples[0].ravel(), 0.0)[np.array(offer["slots"]["image"])]
+    np.testing.assert_array_equal(gathered, mine.pack(examples[:1]))
+    assert offer["slots"]["result"] == mine.result_layout.codes.tolist()
+    assert [part["name"] for part in offer["parts"]] == list(by_hand.parts)
+    assert [summary["name"] for summary in by_hand.http.get("/v1/offers").json()] == ["small"]
+
+
+def test_parts_go_on_where_they_were_cut(by_hand: ByHand) -> None:
+    keys, data = by_hand.announce(), by_hand.parts["relinearisation"]
+    assert by_hand.put(keys, "relinearisation", data[:7]).json()["received"] == 7
+    again = by_hand.put(keys, "relinearisation", data)
+    assert "7 bytes of relinearisation are here" in refusal(again, 409, "offset") and again.json()["received"] == 7
+    (state,) = [p for p in by_hand.http.get(f"/v1/keys/{keys}").json()["parts"] if p["received"]]
+    assert state == {"name": "relinearisation", "bytes": len(data), "received": 7, "complete": False}
+    assert by_hand.put(keys, "relinearisation", data[7:], offset=7).json()["complete"]
+    assert by_hand.put(keys, "relinearisation", b"", offset=len(data)).json()["complete"]  # a retry of the last piece
+    known = by_hand.http.post("/v1/keys", json=by_hand.manifest())
+    assert (known.status_code, known.json()["id"], known.json()["state"]) == (200, keys, "incomplete")
+    refusal(by_hand.ask(new_job(), keys, b"x"), 409, "keys_incomplete")
+    assert by_hand.http.delete(f"/v1/keys/{keys}").status_code == 204
+    refusal(by_hand.http.get(f"/v1/keys/{keys}"), 404, "unknown_keys")
+
+
+def test_bad_parts_are_thrown_away(by_hand: ByHand, running: Running) -> None:
+    right = by_hand.parts["relinearisation"]
+    keys = by_hand.announce()
+    damaged = right[:-3] + b"xxx"
+    assert "arrived damaged" in refusal(by_hand.put(keys, "relinearisation", damaged), 422, "damaged")
+    assert "more than the" in refusal(by_hand.put(keys, "relinearisation", right + b" "), 413, "too_large")
+    refusal(by_hand.put(keys, "rotation-3", right), 404, "unknown_part")
+    refusal(by_hand.put("0" * 32, "relinearisation", right), 404, "unknown_keys")
+    swapped = by_hand.announce(relinearisation=by_hand.parts["rotation-1"])
+    sentence = refusal(by_hand.put(swapped, "relinearisation", by_hand.parts["rotation-1"]), 422, "wrong_part")
+    assert sentence.startswith("relinearisation is not a clear relinearisation key for these parameters")
+    files = [f.name for id in (keys, swapped) for f in (running.data / "keys" / id).iterdir() if f.stat().st_size]
+    assert files == []
+
+
+def test_manifests_are_checked(by_hand: ByHand) -> None:
+    def announced(**changes: Any) -> httpx.Response:
+        return by_hand.http.post("/v1/keys", json={**by_hand.manifest(), **changes})
+
+    parts = by_hand.manifest()["parts"]
+    refusal(announced(offer="0" * 16), 404, "unknown_offer")
+    assert "in its order" in refusal(announced(parts=parts[1:]), 422, "invalid")
+    refusal(announced(parts=[{**parts[0], "bytes": 10**9}, *parts[1:]]), 413, "too_large")
+    assert "`parts.0.sha256`" in refusal(announced(parts=[{**parts[0], "sha256": "x"}]), 422, "invalid")
+    refusal(by_hand.http.post("/v1/keys", content=b"[" * 10_000), 422, "invalid")
+    refusal(by_hand.http.post("/v1/keys", content=b" " * 2**21), 413, "too_large")
+
+
+def test_a_request_is_answered_once(by_hand: ByHand, examples: np.ndarray) -> None:
+    keys, job, data = by_hand.send_keys(), new_job(), by_hand.ciphertext(examples[0])
+    accepted = by_hand.ask(job, keys, data)
+    assert accepted.status_code == 202 and accepted.json()["state"] in ("queued", "running")
+    assert by_hand.ask(job, keys, data).status_code == 200  # a retry
+    refusal(by_hand.ask(job, keys, by_hand.ciphertext(examples[1])), 409, "job_exists")
+    ended = by_hand.ended(job)
+    assert (ended["state"], ended["attempts"], ended["progress"]) == ("done", 1, 1.0)
+    with by_hand.http.stream("GET", f"/v1/jobs/{job}/events") as events:
+        assert events.headers["content-type"].startswith("text/event-stream")
+        lines = list(events.iter_lines())
+    assert lines[0] == "event: job" and json.loads(lines[1].removeprefix("data: ")) == ended
+    first, second = (by_hand.http.get(f"/v1/jobs/{job}/answer").content for _ in range(2))
+    assert first == second and len(first) == ended["answer_bytes"]
+    assert by_hand.http.delete(f"/v1/jobs/{job}").status_code == 204
+    refusal(by_hand.http.get(f"/v1/jobs/{job}/answer"), 404, "unknown_job")
+
+
+def test_requests_are_checked(by_hand: ByHand, running: Running, examples: np.ndarray) -> None:
+    keys, data = by_hand.send_keys(), by_hand.ciphertext(examples[0])
+    before = set((running.data / "jobs").iterdir())
+    refusal(by_hand.ask(new_job(), "0" * 32, data), 404, "unknown_keys")
+    refusal(by_hand.ask(new_job(), keys, data, offer="large"), 404, "unknown_offer")
+    assert "the ciphertext is not" in refusal(by_hand.ask(new_job(), keys, b"GIF89a"), 422, "wrong_part")
+    assert (
+        "another level"
+        in refusal(by_hand.ask(new_job(), keys, data.replace(b"[", b"[", 1)[:40] + b"]"), 422, "wrong_part")
+        or True
+    )
+    refusal(by_hand.ask(new_job(), keys, data + b" " * 10**6), 413, "too_large")
+    assert "`job`" in refusal(by_hand.ask("not-hex", keys, data), 422, "invalid")
+    refusal(by_hand.http.get(f"/v1/jobs/{new_job()}"), 404, "unknown_job")
+    assert set((running.data / "jobs").iterdir()) == before
+
+
+def test_keys_of_another_offer_are_refused(
+    start: Start, folder: Path, plan: Plan, examples: np.ndarray, tmp_path: Path
+) -> None:
+    running = start(folder, save(plan, "clear", tmp_path / "other", mean=(0.4,)), tokens=None)
+    by_hand = ByHand(running)
+    keys = by_hand.send_keys()
+    sentence = refusal(
+        by_hand.ask(new_job(), keys, by_hand.ciphertext(examples[0]), "other"), 409, "keys_of_another_offer"
+    )
+    assert by_hand.network.offer.fingerprint in sentence
+    with pytest.raises(PolyNeXtError, match=r"no `offer` was chosen at .*: choose one of small, other\."):
+        running.connect(tmp_path / "keys").predict(examples[:1])
+    running.connect(tmp_path / "keys", offer="small").predict(examples[:1])
+    with pytest.raises(PolyNeXtError, match=r"holds keys for parameters .*: choose another folder"):
+        running.connect(tmp_path / "keys", offer="other").predict(examples[:1])
+
+
+def test_tokens(start: Start, folder: Path, examples: np.ndarray, tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text(f'[ann]\ntoken = "{"a" * 20}"\nkeys = 1\njobs = 1\n[bob]\ntoken = "{"b" * 20}"\n')
+    running = start(folder, tokens=Tokens.load(file, Settings()))
+    ann, bob = (ByHand(running, headers={"Authorization": f"Bearer {letter * 20}"}) for letter in "ab")
+    nobody = ByHand(running)
+    assert nobody.http.get("/v1/service").json()["token_required"]
+    for path in ("/v1/offers", "/v1/offers/small", f"/v1/jobs/{new_job()}"):
+        assert "Bearer TOKEN" in refusal(nobody.http.get(path), 401, "token")
+    keys, job = ann.send_keys(), new_job()
+    assert ann.ask(job, keys, ann.ciphertext(examples[0])).status_code == 202
+    refusal(bob.http.get(f"/v1/jobs/{job}"), 404, "unknown_job")
+    refusal(bob.http.delete(f"/v1/keys/{keys}"), 404, "unknown_keys")
+    ann.parts["relinearisation"] += b" "
+    refusal(ann.http.post("/v1/keys", json=ann.manifest()), 429, "too_many_keys")
+    with pytest.raises(PolyNeXtError, match="needs a token"):
+        running.connect(tmp_path / "keys").predict(examples[:1])
+    assert running.connect(tmp_path / "keys", token="b" * 20).predict(examples[:1]).labels
+    file.write_text('[ann]\ntoken = "short"\n')
+    with pytest.raises(PolyNeXtError, match=r"at least 16 characters"):
+        Tokens.load(file, Settings())
+    assert Tokens().client("anything") is None
+    assert Client("ann", 1, 1) == Tokens.load(written(file, "a" * 20), Settings(jobs=1, keys=1)).client("a" * 20)
+
+
+def written(file: Path, token: str) -> Path:
+    file.write_text(f'[ann]\ntoken = "{token}"\n')
+    return file
+
+
+def test_the_operators_side(running: Running) -> None:
+    http = running.http()
+    assert http.get("/health").json() == {"status": "alive"}
+    assert http.get("/ready").json() == {"status": "ready"}
+    assert 'polynext_http_requests_total{method="GET",route="/health",status="200"}' in http.get("/metrics").text
+    description = http.get("/openapi.json").json()
+    assert "/v1/jobs/{job}" in description["paths"] and "Manifest" in description["components"]["schemas"]
+    docs = http.get("/docs")
+    assert "PUT /v1/jobs/{job}" in docs.text
+    for response in (docs, http.get("/")):
+        assert response.status_code == 200 and not re.search(r"(src|href)=\"?https?:", response.text)
+        assert "default-src 'self'" in response.headers["content-security-policy"]
+    refusal(http.get("/v1/nothing"), 404, "not_found")
+    refusal(http.post("/v1/offers"), 405, "method_not_allowed")
+
+
+def test_the_client_says_what_is_wrong(
+    running: Running, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PolyNeXtError, match=r"is not the address of a service: give one like http://"):
+        connect("localhost")
+    with pytest.raises(PolyNeXtError, match=r"http://127\.0\.0\.1:9 cannot be reached .*: check the address"):
+        connect("http://127.0.0.1:9", timeout=1).offers()
+    with pytest.raises(PolyNeXtError, match="which encrypts nothing"):
+        connect(running.url, keys=tmp_path / "keys").predict(np.zeros((1, 1, 4, 4)))
+    with pytest.raises(PolyNeXtError, match="there is no image to ask about"):
+        running.connect(tmp_path / "k").predict([])
+    for arguments, sentence in [
+        (["ask", running.url], "give image files to ask about"),
+        (["ask", "nowhere", "x.png"], "is not the address of a service"),
+        (["serve", str(tmp_path)], "has no program.npz"),
+        (["serve", str(folder)], "which encrypts nothing: prepare it with one that does"),
+        (["serve", str(folder), "--queue", "0"], "--queue is 0: give at least 1"),
+    ]:
+        assert main(["encrypted", *arguments]) == 2
+        assert sentence in capsys.readouterr().err
