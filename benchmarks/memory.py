@@ -19,7 +19,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from polynext.bench.measure import Timing
+from polynext.bench.timing import Timing
 from polynext.cli.table import table
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
 from polynext.models import set_memory

@@ -9,10 +9,10 @@ import pytest
 from polynext import paper
 from polynext.cli import main
 from polynext.errors import PolyNeXtError
-from polynext.reproduction import TABLES, Cell, Setup, Task, reproduce, tasks
+from polynext.reproduction import TABLES, Cell, Experiment, Setup, experiments, reproduce
 from polynext.reproduction import report as report_module
+from polynext.reproduction.experiments import Results, resumed
 from polynext.reproduction.tables import Table
-from polynext.reproduction.tasks import Results, resumed
 from polynext.segmentation.checkpoints import fetch_segmentation_weights
 
 DATA = ("imagenet", "imagenet-a", "imagenet-c", "imagenet-r", "imagenet-sketch", "cifar10", "svhn", "tiny-imagenet")
@@ -35,7 +35,7 @@ def cells(name: str, **options) -> list[Cell]:
 def test_every_figure_has_a_count_a_command_or_a_reason(name: str) -> None:
     for options in ({}, {"data": ALL_DATA}, {"data": ALL_DATA, "train": True}):
         for cell in cells(name, **options):
-            ways = [bool(cell.found), cell.task is not None, bool(cell.missing)]
+            ways = [bool(cell.found), cell.experiment is not None, bool(cell.missing)]
             assert sum(ways) == 1, cell
 
 
@@ -48,12 +48,12 @@ def test_no_printed_figure_is_left_out(name: str) -> None:
 
 
 def test_published_weights_are_fetched_by_the_tag_of_the_figure() -> None:
-    commands = {c.row: c.task.commands[-1] for c in cells("1", data=ALL_DATA) if c.task}
+    commands = {c.row: c.experiment.commands[-1] for c in cells("1", data=ALL_DATA) if c.experiment}
     assert commands["ConvNeXt-T"][:3] == ("evaluate", "convnext_tiny.fb_in1k", "--pretrained")
-    low = {(c.row, c.column): c.task for c in cells("S5", data=ALL_DATA)}
+    low = {(c.row, c.column): c.experiment for c in cells("S5", data=ALL_DATA)}
     assert low["CPolyNeXt-LR", "svhn"].commands[0][1] == "cpolynext_lowres.svhn"
     assert low["MONet-T", "svhn"] is None
-    segmented = {c.row: c.task for c in cells("6", data=ALL_DATA) if c.column == "mIoU"}
+    segmented = {c.row: c.experiment for c in cells("6", data=ALL_DATA) if c.column == "mIoU"}
     assert segmented["APolyNeXt-S"].commands[0][:4] == ("segment", "evaluate", "ade20k_apolynext", "--pretrained")
     assert segmented["ConvFormer-S36"] is None
 
@@ -61,9 +61,11 @@ def test_published_weights_are_fetched_by_the_tag_of_the_figure() -> None:
 def test_own_weights_and_own_runs_come_before_published_ones(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     given = {"monet_tiny": tmp_path / "run", "cpolynext_tiny": tmp_path / "file.pt"}
-    commands = {c.row: c.task.commands for c in cells("1", data=ALL_DATA, weights=given, train=True) if c.task}
+    commands = {
+        c.row: c.experiment.commands for c in cells("1", data=ALL_DATA, weights=given, train=True) if c.experiment
+    }
     low = cells("S5", data=ALL_DATA, weights={"monet_tiny:svhn": tmp_path / "run"})
-    assert [c.column for c in low if c.row == "MONet-T" and c.task] == ["svhn"]
+    assert [c.column for c in low if c.row == "MONet-T" and c.experiment] == ["svhn"]
     assert commands["MONet-T"][0][:2] == ("evaluate", str(tmp_path / "run"))
     assert commands["CPolyNeXt-T"][0][1:4] == ("cpolynext_tiny", "--checkpoint", str(tmp_path / "file.pt"))
     train, evaluate = commands["CPolyNeXt-S"]
@@ -81,12 +83,15 @@ def test_a_training_that_was_begun_goes_on(tmp_path: Path) -> None:
 def test_a_table_is_run_once_and_written_with_what_is_missing(tmp_path: Path, monkeypatch, capsys) -> None:
     """With real processes: one that prints JSON, and one that fails."""
     program = "import sys; sys.exit('there is no such model') if 'bad' in sys.argv else print('{\"size\": 12345}')"
-    monkeypatch.setattr(tasks, "PROGRAM", (sys.executable, "-c", program))
-    good, bad = Task("good", (("models", "nano"),), prints=True), Task("bad", (("models", "bad"),), prints=True)
+    monkeypatch.setattr(experiments, "PROGRAM", (sys.executable, "-c", program))
+    good, bad = (
+        Experiment("good", (("models", "nano"),), prints=True),
+        Experiment("bad", (("models", "bad"),), prints=True),
+    )
 
     def content(setup: Setup):
-        yield Cell(row="nano", column="parameters", printed="7", task=good, read=lambda r: str(r["size"]))
-        yield Cell(row="none", column="parameters", printed="8", task=bad)
+        yield Cell(row="nano", column="parameters", printed="7", experiment=good, read=lambda r: str(r["size"]))
+        yield Cell(row="none", column="parameters", printed="8", experiment=bad)
         yield Cell(row="far", column="parameters", printed="9", missing="no data")
 
     monkeypatch.setitem(TABLES, "7", Table("Toys", content))
@@ -100,7 +105,7 @@ def test_a_table_is_run_once_and_written_with_what_is_missing(tmp_path: Path, mo
     assert json.loads((tmp_path / "7.json").read_text()) == record
     assert [line.split()[0] for line in told] == ["[1/2]", "[2/2]", "failed:"]
 
-    monkeypatch.setattr(Results, "run", lambda self, task: f"ran {task.name} again")
+    monkeypatch.setattr(Results, "run", lambda self, experiment: f"ran {experiment.name} again")
     assert main(["reproduce", "7", "--out", str(tmp_path)]) == 1
     shown = capsys.readouterr()
     assert "ran bad again" in shown.out and "ran good again" not in shown.out
@@ -110,21 +115,21 @@ def test_a_result_of_other_commands_is_none_of_this_task(tmp_path: Path) -> None
     results = Results(tmp_path)
     results.folder.mkdir()
     (results.folder / "x.json").write_text("{}")
-    (results.folder / "tasks.json").write_text(json.dumps({"x": [["evaluate", "a"]]}))
-    assert results.read(Task("x", (("evaluate", "a"),))) == {}
-    assert results.read(Task("x", (("evaluate", "b"),))) is None
+    (results.folder / "experiments.json").write_text(json.dumps({"x": [["evaluate", "a"]]}))
+    assert results.read(Experiment("x", (("evaluate", "a"),))) == {}
+    assert results.read(Experiment("x", (("evaluate", "b"),))) is None
 
 
 def test_ablations_say_what_scale_they_are_of() -> None:
     row = next(c for c in cells("3", scale="digits", budget=20) if c.row == "addition")
-    assert row.task is not None and row.task.commands[0][2:4] == ("--recipe", "digits")
+    assert row.experiment is not None and row.experiment.commands[0][2:4] == ("--recipe", "digits")
     assert row.read({"rows": [{"name": "addition", "diverged_at_step": {}, "differences": [-1.0, -2.0]}]}) == "-1.5"
     assert row.read({"rows": [{"name": "addition", "diverged_at_step": {"0": 7}}]}) == "diverged at step 7"
     assert [name for name, one in TABLES.items() if one.scaled] == ["3", "4", "5", "dropin"]
 
 
 def test_another_scale_is_said_to_be_another_experiment(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(Results, "run", lambda self, task: "not now")
+    monkeypatch.setattr(Results, "run", lambda self, experiment: "not now")
     reproduce("4", Setup(out=tmp_path, scale="digits"))
     assert "Here on digits: another experiment than the paper's on ImageNet." in (tmp_path / "4.md").read_text()
 

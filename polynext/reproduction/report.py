@@ -8,8 +8,8 @@ from typing import Any
 
 from polynext.errors import PolyNeXtError
 from polynext.files import write_atomically
+from polynext.reproduction.experiments import Experiment, Results
 from polynext.reproduction.tables import TABLES, Cell, Setup
-from polynext.reproduction.tasks import Results, Task
 
 
 def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -20,13 +20,13 @@ def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line
     if name not in TABLES:
         raise PolyNeXtError(f"there is no table {name!r} here: choose one of {', '.join(TABLES)}.")
     cells, results = list(TABLES[name].cells(setup)), Results(setup.out)
-    tasks = list(dict.fromkeys(cell.task for cell in cells if cell.task is not None))
-    failed: dict[Task, str] = {}
-    for number, task in enumerate(tasks, 1):
-        if results.read(task) is None:
-            tell(f"[{number}/{len(tasks)}] {' && '.join('polynext ' + ' '.join(c) for c in task.commands)}")
-            if (reason := results.run(task)) is not None:
-                failed[task] = reason
+    experiments = list(dict.fromkeys(cell.experiment for cell in cells if cell.experiment is not None))
+    failed: dict[Experiment, str] = {}
+    for number, experiment in enumerate(experiments, 1):
+        if results.read(experiment) is None:
+            tell(f"[{number}/{len(experiments)}] {' && '.join('polynext ' + ' '.join(c) for c in experiment.commands)}")
+            if (reason := results.run(experiment)) is not None:
+                failed[experiment] = reason
                 tell(f"    failed: {reason}")
     other = TABLES[name].scaled and setup.scale != "imagenet"
     record = {
@@ -44,11 +44,11 @@ def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line
     return record
 
 
-def described(cell: Cell, results: Results, failed: dict[Task, str]) -> dict[str, Any]:
+def described(cell: Cell, results: Results, failed: dict[Experiment, str]) -> dict[str, Any]:
     found, missing, failure = cell.found, cell.missing, ""
-    if cell.task is not None:
-        failure = failed.get(cell.task, "")
-        content = None if failure else results.read(cell.task)
+    if cell.experiment is not None:
+        failure = failed.get(cell.experiment, "")
+        content = None if failure else results.read(cell.experiment)
         found = cell.read(content) if content is not None else ""
     about = {"row": cell.row, "column": cell.column, "paper": cell.printed, "here": found}
     return about | {"missing": missing, "failed": failure}

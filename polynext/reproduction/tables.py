@@ -15,7 +15,7 @@ from polynext.ablation.rows import obstacle
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.polynext import CONFIGS
 from polynext.recipes import RECIPES, recipe
-from polynext.reproduction.tasks import RESULT, Arguments, Task
+from polynext.reproduction.experiments import RESULT, Arguments, Experiment
 from polynext.segmentation.upernet import UPerNet
 
 
@@ -58,8 +58,8 @@ class Cell:
         column: of what.
         printed: the paper's; empty where it has none.
         found: ours, where nothing has to be run.
-        task: what has to be run for it.
-        read: takes ours out of what the task found.
+        experiment: what has to be run for it.
+        read: takes ours out of what the experiment found.
         missing: why it cannot be had, if so.
     """
 
@@ -67,7 +67,7 @@ class Cell:
     column: str
     printed: str
     found: str = ""
-    task: Task | None = None
+    experiment: Experiment | None = None
     read: Callable[[dict[str, Any]], str] = str
     missing: str = ""
 
@@ -136,8 +136,8 @@ def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
         return cell(missing=f"no published weights: train it, and give --weights {bare}:{data}=RUN")
     options = ("--batch-size", str(setup.batch_size), "--workers", str(setup.workers), "--out", RESULT)
     evaluation = ("evaluate", *source, "--data", data, "--root", str(setup.data[data]), *options)
-    task = Task(f"{'trained.' if before else ''}{name}.{data}", (*before, evaluation))
-    return cell(task=task, read=lambda record: f"{record['mce' if mce else 'top1']:.1f}")
+    experiment = Experiment(f"{'trained.' if before else ''}{name}.{data}", (*before, evaluation))
+    return cell(experiment=experiment, read=lambda record: f"{record['mce' if mce else 'top1']:.1f}")
 
 
 def own_recipe(model: str, data: str) -> str | None:
@@ -164,7 +164,7 @@ def costs(row: dict[str, Any]) -> Cells:
 
 
 def throughput(setup: Setup) -> Cells:
-    task = Task("bench", (("bench", "--paper", "--json"),), prints=True)
+    experiment = Experiment("bench", (("bench", "--paper", "--json"),), prints=True)
     published = {row["model"]: row for row in paper.rows("S4")}
     reference = "ConvFormer-S18"
 
@@ -183,10 +183,10 @@ def throughput(setup: Setup) -> Cells:
             lambda record, model=model: f"{measured(record, model, 'images_per_second'):.4g}",
             lambda record, model=model: ratio(record, model),
         )
-        yield Cell(row=model, column="memory (MB)", printed=printed(row["memory"]), task=task, read=memory)
-        yield Cell(row=model, column="images/s", printed=printed(row["throughput"]), task=task, read=speed)
+        yield Cell(row=model, column="memory (MB)", printed=printed(row["memory"]), experiment=experiment, read=memory)
+        yield Cell(row=model, column="images/s", printed=printed(row["throughput"]), experiment=experiment, read=speed)
         share = f"{row['throughput'] / published[reference]['throughput']:.2f}"
-        yield Cell(row=model, column=f"ratio to {reference}", printed=share, task=task, read=relative)
+        yield Cell(row=model, column=f"ratio to {reference}", printed=share, experiment=experiment, read=relative)
 
 
 def segmentation_costs(backbone: str) -> tuple[float, float]:
@@ -223,8 +223,8 @@ def segmentation(setup: Setup) -> Cells:
             yield cell(missing=f"no published weights: give --train, or --weights {backbone}=RUN")
             continue
         evaluation = ("segment", "evaluate", *source, "--root", root, "--json")
-        task = Task(f"{'trained.' if before else ''}ade20k.{backbone}", (*before, evaluation), prints=True)
-        yield cell(task=task, read=lambda record: f"{record['miou']:.1f}")
+        experiment = Experiment(f"{'trained.' if before else ''}ade20k.{backbone}", (*before, evaluation), prints=True)
+        yield cell(experiment=experiment, read=lambda record: f"{record['miou']:.1f}")
 
 
 # Ablations
@@ -249,8 +249,8 @@ def ablation_cells(setup: Setup, number: str, table: str) -> Cells:
         elif reason := obstacle(row.name, setup.scale):
             yield cell(missing=reason)
         else:
-            task = Task(f"ablate-{setup.scale}.{table}", (command,), prints=True)
-            yield cell(task=task, read=functools.partial(difference, name=row.name))
+            experiment = Experiment(f"ablate-{setup.scale}.{table}", (command,), prints=True)
+            yield cell(experiment=experiment, read=functools.partial(difference, name=row.name))
 
 
 def difference(record: dict[str, Any], name: str) -> str:

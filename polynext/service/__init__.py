@@ -1,6 +1,6 @@
 """Private inference over HTTP: networks that answer on ciphertexts, for many clients at once.
 
-`service.py` is what happens, `app.py` puts it into HTTP, `store.py` remembers it, `engine.py` computes, `workers.py`
+`service.py` is what happens, `app.py` puts it into HTTP, `store.py` remembers it, `answering.py` computes, `workers.py`
 and `cluster.py` say on which machines. `polynext.encrypted.connect` is the client.
 """
 

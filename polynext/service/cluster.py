@@ -1,4 +1,4 @@
-"""Workers on several machines, by Ray. Every node has one actor, which keeps an engine as a single machine would
+"""Workers on several machines, by Ray. Every node has one actor, which keeps an answerer as a single machine would
 (`workers.py`) and fetches each program and each client's keys once. A node that dies has its jobs done again elsewhere;
 nodes that join get an actor within seconds.
 """
@@ -15,7 +15,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polynext.errors import PolyNeXtError
-from polynext.service.engine import Task
+from polynext.service.answering import Assignment
 from polynext.service.settings import Settings
 from polynext.service.workers import LocalWorkers, Progress, WorkerDied, Workers
 
@@ -26,7 +26,7 @@ Files = dict[str, bytes]
 
 
 class Node:
-    """What runs on a node: an engine, and the files it was sent."""
+    """What runs on a node: an answerer, and the files it was sent."""
 
     def __init__(self, networks: dict[str, Files], settings: Settings):
         self.folder = Path(tempfile.mkdtemp(prefix="polynext-node-"))
@@ -53,9 +53,11 @@ class Node:
     async def run(self, job: str, network: str, keys: str, request: bytes, dialect: str) -> bytes | str:
         """The answer, or the sentence that refuses it."""
         folder = write_files(self.folder / "jobs" / job, {"request": request})
-        task = Task(network, keys, self.folder / "keys" / keys, folder / "request", folder / "answer", dialect)
+        assignment = Assignment(
+            network, keys, self.folder / "keys" / keys, folder / "request", folder / "answer", dialect
+        )
         try:
-            await self.workers.run(task, lambda share: self.progress.update({job: share}))
+            await self.workers.run(assignment, lambda share: self.progress.update({job: share}))
             return (folder / "answer").read_bytes()
         except PolyNeXtError as error:
             return str(error)
@@ -68,7 +70,7 @@ class Node:
 
 
 class RayWorkers(Workers):
-    """An engine on every node of a Ray cluster. `settings.workers` is for each node."""
+    """An answerer on every node of a Ray cluster. `settings.workers` is for each node."""
 
     def __init__(self, networks: Mapping[str, Path], settings: Settings, address: str):
         self.networks = {name: read_files(folder) for name, folder in networks.items()}
@@ -137,17 +139,19 @@ class RayWorkers(Workers):
             ray.kill(actor)
         self.nodes.clear()
 
-    async def run(self, task: Task, progress: Progress) -> None:
+    async def run(self, assignment: Assignment, progress: Progress) -> None:
         while not self.nodes:
             await asyncio.sleep(0.1)
         node = min(self.nodes, key=lambda name: (self.busy[name], name))
-        actor, job = self.nodes[node], task.request.parent.name
+        actor, job = self.nodes[node], assignment.request.parent.name
         self.busy[node] += 1
         telling = None
         try:
-            if not await actor.has_keys.remote(task.keys):
-                await actor.take_keys.remote(task.keys, ray.put(read_files(task.key_folder)))
-            answer = actor.run.remote(job, task.network, task.keys, task.request.read_bytes(), task.dialect)
+            if not await actor.has_keys.remote(assignment.keys):
+                await actor.take_keys.remote(assignment.keys, ray.put(read_files(assignment.key_folder)))
+            answer = actor.run.remote(
+                job, assignment.network, assignment.keys, assignment.request.read_bytes(), assignment.dialect
+            )
             telling = asyncio.create_task(self.tell(actor, job, progress))
             result = await answer
         except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
@@ -164,9 +168,9 @@ class RayWorkers(Workers):
                 telling.cancel()
         if isinstance(result, str):
             raise PolyNeXtError(result)
-        ready = task.answer.with_suffix(".ready")
+        ready = assignment.answer.with_suffix(".ready")
         ready.write_bytes(result)
-        ready.replace(task.answer)
+        ready.replace(assignment.answer)
 
     async def tell(self, actor: Any, job: str, progress: Progress) -> None:
         while True:

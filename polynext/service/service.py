@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polynext.errors import PolyNeXtError
-from polynext.service.engine import Task
+from polynext.service.answering import Assignment
 from polynext.service.log import Metrics, logger, tell
 from polynext.service.networks import CIPHERTEXT, Network
 from polynext.service.refusal import Refusal
@@ -55,8 +55,8 @@ class Service:
         """Jobs at work are put back: the next start takes them up."""
         self.stopping = True
         self.wake()
-        for task in [*self.loops, *self.at_work.values()]:
-            task.cancel()
+        for running in [*self.loops, *self.at_work.values()]:
+            running.cancel()
         await asyncio.gather(*self.loops, *self.at_work.values(), return_exceptions=True)
         await self.workers.stop()
         self.store.close()
@@ -347,7 +347,7 @@ class Service:
         if job.offer not in self.networks:
             self.finish(job, "failed", f"{job.offer} is not offered any more.")
             return
-        task = Task(
+        assignment = Assignment(
             job.offer,
             job.keys,
             self.store.keys / job.keys,
@@ -362,7 +362,7 @@ class Service:
             self.wake()
 
         try:
-            await self.workers.run(task, progress)
+            await self.workers.run(assignment, progress)
         except PolyNeXtError as error:
             self.finish(job, "failed", str(error))
         except WorkerDied as death:

@@ -1,4 +1,4 @@
-"""Who does the computing: an engine process on this machine. `cluster.py` has engines on several."""
+"""Who does the computing: an answerer process on this machine. `cluster.py` has answerers on several."""
 
 import asyncio
 import itertools
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from polynext.errors import PolyNeXtError
-from polynext.service import engine
-from polynext.service.engine import Task
+from polynext.service import answering
+from polynext.service.answering import Assignment
 from polynext.service.settings import Settings
 
 Progress = Callable[[float], None]
@@ -40,7 +40,7 @@ class Workers(ABC):
     async def stop(self) -> None: ...
 
     @abstractmethod
-    async def run(self, task: Task, progress: Progress) -> None:
+    async def run(self, assignment: Assignment, progress: Progress) -> None:
         """Returns when the answer is in its place. Raises PolyNeXtError if there can be none, else WorkerDied."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Workers(ABC):
 
 
 class LocalWorkers(Workers):
-    """An engine on this machine, started again whenever it dies."""
+    """An answerer on this machine, started again whenever it dies."""
 
     def __init__(self, networks: Mapping[str, Path], settings: Settings):
         self.networks, self.settings = dict(networks), settings
@@ -82,7 +82,7 @@ class LocalWorkers(Workers):
         spawn = multiprocessing.get_context("spawn")  # a fork would copy this process's threads and sockets
         ours, theirs = spawn.Pipe()
         given = (theirs, self.networks, self.settings.key_memory, self.settings.job_seconds)
-        self.process = spawn.Process(target=engine.main, args=given, name="polynext-engine")
+        self.process = spawn.Process(target=answering.main, args=given, name="polynext-answerer")
         self.process.start()
         theirs.close()
         self.control = ours
@@ -117,11 +117,11 @@ class LocalWorkers(Workers):
             future.set_exception(WorkerDied(*rest))
 
     def lost(self) -> None:
-        """The engine is gone, and with it what it was working on."""
+        """The answerer is gone, and with it what it was working on."""
         self.disconnect()
         for future, _ in list(self.waiting.values()):
             if not future.done():
-                future.set_exception(WorkerDied("the engine"))
+                future.set_exception(WorkerDied("the answerer"))
         if self.trouble is None:
             self.restarts += 1
             asyncio.get_running_loop().call_later(min(0.1 * 2 ** min(self.restarts, 8), 20), self.launch)
@@ -135,20 +135,20 @@ class LocalWorkers(Workers):
 
     async def stop(self) -> None:
         self.trouble = "the service has stopped"
-        self.disconnect()  # ends the engine
+        self.disconnect()  # ends the answerer
         if self.process is not None:
             await asyncio.to_thread(self.process.join, 5)
             if self.process.is_alive():
                 self.process.kill()
                 await asyncio.to_thread(self.process.join)
 
-    async def run(self, task: Task, progress: Progress) -> None:
+    async def run(self, assignment: Assignment, progress: Progress) -> None:
         await self.up.wait()
         number = next(self.numbers)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiting[number] = future, progress
         try:
-            self.tell("run", number, task)
+            self.tell("run", number, assignment)
             await future
             self.restarts = 0
         except asyncio.CancelledError:
@@ -165,4 +165,4 @@ class LocalWorkers(Workers):
             if self.control is not None:
                 self.control.send(message)
         except OSError:
-            pass  # `hear` notices that the engine is gone
+            pass  # `hear` notices that the answerer is gone

@@ -169,7 +169,7 @@ class TrainConfig(LoopConfig):
 
     def check(self) -> None:
         super().check()
-        require_at_least(1, epochs=self.epochs, evaluate_every=self.evaluate_every)
+        require_at_least(1, epochs=self.epochs, evaluate_every=self.evaluate_every, micro_batch=self.micro_batch)
         require_at_least(0, **{"data.workers": self.data.workers, "optimizer.lr": self.optimizer.lr})
         if self.model.pretrained and self.model.initial_weights is not None:
             raise PolyNeXtError("both model.pretrained and model.initial-weights were given: a run starts from one.")

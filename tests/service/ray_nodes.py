@@ -16,8 +16,8 @@ from polynext.encrypted import Client, Offer
 from polynext.encrypted.backends.protocol import Part
 from polynext.encrypted.files import unpacked
 from polynext.service import Settings
+from polynext.service.answering import Assignment
 from polynext.service.cluster import RayWorkers
-from polynext.service.engine import Task
 from polynext.service.workers import WorkerDied
 
 
@@ -45,10 +45,10 @@ async def main(folder: Path, work: Path, cluster: Cluster) -> None:
         client.encrypt(np.full((1, 1, 4, 4), number / 10))[0].save(str(place / "request"))
         network = client.secret.ring
         dialect = network.receive(place / "request", place / "plain", Part("ciphertext"))
-        task = Task("small", "keys", work / "keys", place / "plain", place / "answer", dialect)
+        assignment = Assignment("small", "keys", work / "keys", place / "plain", place / "answer", dialect)
         for _ in range(3):
             try:
-                await workers.run(task, lambda share: working.set() if share else None)
+                await workers.run(assignment, lambda share: working.set() if share else None)
                 break
             except WorkerDied as death:
                 deaths.append(str(death))

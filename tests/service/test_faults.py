@@ -28,8 +28,10 @@ pytestmark = pytest.mark.slow
 
 
 def children(process: int) -> list[int]:
-    tasks = Path(f"/proc/{process}/task")
-    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    assignments = Path(f"/proc/{process}/assignment")
+    return [
+        int(child) for assignment in assignments.iterdir() for child in (assignment / "children").read_text().split()
+    ]
 
 
 def wait_until(condition: Any, seconds: float = 30) -> Any:
@@ -77,7 +79,7 @@ def test_beyond_the_bound_clients_are_told_when_to_come_back(
     assert {by_hand.ended(job)["state"] for job in accepted[:-1]} == {"done"}
 
 
-@pytest.mark.parametrize("victim", ["worker", "engine"])
+@pytest.mark.parametrize("victim", ["worker", "answerer"])
 def test_the_jobs_of_the_dead_are_done_again(
     start: Start, seal_folder: Path, examples: np.ndarray, victim: str
 ) -> None:
@@ -85,10 +87,10 @@ def test_the_jobs_of_the_dead_are_done_again(
     by_hand = ByHand(running)
     keys, job = by_hand.send_keys(), new_job()
     by_hand.ask(job, keys, by_hand.ciphertext(examples[0]))
-    engine = running.service.workers.process.pid
-    (worker,) = wait_until(lambda: children(engine))
+    answerer = running.service.workers.process.pid
+    (worker,) = wait_until(lambda: children(answerer))
     wait_until(lambda: by_hand.http.get(f"/v1/jobs/{job}").json()["progress"] > 0)
-    os.kill({"worker": worker, "engine": engine}[victim], signal.SIGKILL)
+    os.kill({"worker": worker, "answerer": answerer}[victim], signal.SIGKILL)
     ended = by_hand.ended(job)
     assert (ended["state"], ended["attempts"]) == ("done", 2)
     assert "polynext_workers_died_total 1.0" in by_hand.http.get("/metrics").text
@@ -158,10 +160,10 @@ def test_a_server_that_is_killed_goes_on_where_it_was(
         for job in jobs:
             assert by_hand.ask(job, keys, by_hand.ciphertext(examples[0])).status_code == 202
         wait_until(lambda: by_hand.http.get(f"/v1/jobs/{jobs[0]}").json()["state"] == "done")
-        engine = children(process.pid)
+        answerer = children(process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in engine))  # nobody is left behind
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in answerer))  # nobody is left behind
     with served(seal_folder, data, int(url.rsplit(":", 1)[1])) as (process, _):
         states = [by_hand.ended(job) for job in jobs]
         assert [state["state"] for state in states] == ["done"] * 4

@@ -9,7 +9,7 @@ import pytest
 
 from polynext.errors import PolyNeXtError
 from polynext.service import Settings, Store
-from polynext.service.engine import KeyCache, Task
+from polynext.service.answering import Assignment, KeyCache
 from polynext.service.refusal import Refusal
 from polynext.service.settings import Client
 from polynext.service.store import KeySet, PartInfo
@@ -126,7 +126,7 @@ def test_keys_in_memory_are_bounded(tmp_path: Path) -> None:
     network.load_keys = lambda folder: network.loaded.append(folder.name)
     cache = KeyCache(100)
     for keys in ("a", "b", "a", "c", "a"):  # c makes b go
-        cache.get(network, Task("small", keys, tmp_path / keys, tmp_path, tmp_path, ""))  # type: ignore[arg-type]
+        cache.get(network, Assignment("small", keys, tmp_path / keys, tmp_path, tmp_path, ""))  # type: ignore[arg-type]
     assert list(cache.held) == ["c", "a"] and cache.bytes == 80 and network.loaded == ["a", "b", "c"]
     cache.forget("c")
     assert list(cache.held) == ["a"]

@@ -1,10 +1,10 @@
 """What has to be run for a table: commands of this package, each in a process of its own.
 
-    OUT/results/NAME.json   what a task found; a task with a result, by the same commands, is not run again
-    OUT/results/NAME.log    what it said
-    OUT/results/tasks.json  the commands of all results
+    OUT/results/NAME.json         what an experiment found; one with a result, by the same commands, is not run again
+    OUT/results/NAME.log          what it said
+    OUT/results/experiments.json  the commands of all results
 
-A task that was interrupted starts its commands again, which go on where they were.
+An experiment that was interrupted starts its commands again, which go on where they were.
 """
 
 import json
@@ -21,7 +21,7 @@ Arguments = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Task:
+class Experiment:
     """Commands, of which the last leaves a JSON.
 
     Attributes:
@@ -40,40 +40,40 @@ RESULT = "RESULT"
 
 
 class Results:
-    """What tasks have found, in a folder."""
+    """What experiments have found, in a folder."""
 
     def __init__(self, out: Path):
         self.folder = out / "results"
 
-    def file(self, task: Task, ending: str = "json") -> Path:
-        return self.folder / f"{task.name}.{ending}"
+    def file(self, experiment: Experiment, ending: str = "json") -> Path:
+        return self.folder / f"{experiment.name}.{ending}"
 
     def commands(self) -> dict[str, Any]:
-        file = self.folder / "tasks.json"
+        file = self.folder / "experiments.json"
         return json.loads(file.read_text()) if file.is_file() else {}
 
-    def read(self, task: Task) -> dict[str, Any] | None:
-        """What a task found, if it was run, by the same commands."""
-        known = self.commands().get(task.name) == [list(command) for command in task.commands]
-        return json.loads(self.file(task).read_text()) if known and self.file(task).is_file() else None
+    def read(self, experiment: Experiment) -> dict[str, Any] | None:
+        """What an experiment found, if it was run, by the same commands."""
+        known = self.commands().get(experiment.name) == [list(command) for command in experiment.commands]
+        return json.loads(self.file(experiment).read_text()) if known and self.file(experiment).is_file() else None
 
-    def run(self, task: Task) -> str | None:
-        """Runs a task, and returns what went wrong if something did."""
+    def run(self, experiment: Experiment) -> str | None:
+        """Runs an experiment, and returns what went wrong if something did."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.file(task).unlink(missing_ok=True)
+        self.file(experiment).unlink(missing_ok=True)
         printed = ""
-        with self.file(task, "log").open("w") as log:
-            for command in task.commands:
-                arguments = [str(self.file(task)) if a == RESULT else a for a in resumed(command)]
+        with self.file(experiment, "log").open("w") as log:
+            for command in experiment.commands:
+                arguments = [str(self.file(experiment)) if a == RESULT else a for a in resumed(command)]
                 done = subprocess.run([*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=log, text=True)
                 printed = done.stdout
                 log.flush()
                 if done.returncode:
-                    return last_line(self.file(task, "log")) or f"it ended with status {done.returncode}"
-        if task.prints:
-            write_atomically(self.file(task), printed.encode())
-        commands = self.commands() | {task.name: task.commands}
-        write_atomically(self.folder / "tasks.json", json.dumps(commands, indent=2).encode())
+                    return last_line(self.file(experiment, "log")) or f"it ended with status {done.returncode}"
+        if experiment.prints:
+            write_atomically(self.file(experiment), printed.encode())
+        commands = self.commands() | {experiment.name: experiment.commands}
+        write_atomically(self.folder / "experiments.json", json.dumps(commands, indent=2).encode())
         return None
 
 

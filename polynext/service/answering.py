@@ -25,7 +25,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
-class Task:
+class Assignment:
     """A ciphertext to be answered: by which network, with which keys, from where to where, and in which dialect."""
 
     network: str
@@ -52,8 +52,8 @@ class Loaded:
         rotations = {part.step: folder / part.name for part in Part.keys(self.offer.rotations)[1:]}
         return self.ring.load_evaluation_keys(folder / "relinearisation", rotations)
 
-    def answer(self, task: Task, keys: EvaluationKeys, report: Connection) -> None:
-        image = self.ring.load_ciphertext(task.request, 0, self.ring.parameters.input_scale)
+    def answer(self, assignment: Assignment, keys: EvaluationKeys, report: Connection) -> None:
+        image = self.ring.load_ciphertext(assignment.request, 0, self.ring.parameters.input_scale)
         watched: Any = Watched(self.ring.evaluator(keys), self.operations, report)
         try:
             result = execute(self.program, self.encoded, watched, image)
@@ -61,11 +61,11 @@ class Loaded:
             raise PolyNeXtError(
                 f"the ciphertext cannot be computed with ({error}): encrypt it again, with the keys that were sent."
             ) from error
-        raw, ready = task.answer.with_suffix(".raw"), task.answer.with_suffix(".ready")
+        raw, ready = assignment.answer.with_suffix(".raw"), assignment.answer.with_suffix(".ready")
         result.save(str(raw))
-        self.ring.deliver(raw, ready, task.dialect)
+        self.ring.deliver(raw, ready, assignment.dialect)
         raw.unlink()
-        ready.replace(task.answer)
+        ready.replace(assignment.answer)
 
 
 class Watched:
@@ -110,14 +110,14 @@ class KeyCache:
     def bytes(self) -> int:
         return sum(size for _, size in self.held.values())
 
-    def get(self, network: Loaded, task: Task) -> EvaluationKeys:
-        if task.keys not in self.held:
+    def get(self, network: Loaded, assignment: Assignment) -> EvaluationKeys:
+        if assignment.keys not in self.held:
             size = network.offer.bill.key_bytes
             while self.held and self.bytes + size > self.most_bytes:
                 self.held.popitem(last=False)
-            self.held[task.keys] = network.load_keys(task.key_folder), size
-        self.held.move_to_end(task.keys)
-        return self.held[task.keys][0]
+            self.held[assignment.keys] = network.load_keys(assignment.key_folder), size
+        self.held.move_to_end(assignment.keys)
+        return self.held[assignment.keys][0]
 
     def forget(self, keys: str) -> None:
         self.held.pop(keys, None)
@@ -133,10 +133,13 @@ class Running:
     outcome: tuple[Any, ...] = ("died", "")
 
 
-class Engine:
-    """What the process does. It is told ("run", number, task), ("stop", number) and ("forget", keys). It tells
-    ("ready",), then of each task (number, "progress", share) and (number, "done"), (number, "refused" or "failed",
-    sentence) or (number, "died", how)."""
+class Answerer:
+    """What the process does.
+
+    It is told ("run", number, assignment), ("stop", number) and ("forget", keys). It tells ("ready",), then of each
+    assignment (number, "progress", share) and (number, "done"), (number, "refused" or "failed", sentence) or (number,
+    "died", how).
+    """
 
     def __init__(self, control: Connection, networks: Mapping[str, Path], key_memory: int, job_seconds: float):
         self.control, self.job_seconds = control, job_seconds
@@ -166,15 +169,15 @@ class Engine:
         elif what == "forget":
             self.keys.forget(*given)
 
-    def start(self, number: int, task: Task) -> None:
-        network = self.networks[task.network]
+    def start(self, number: int, assignment: Assignment) -> None:
+        network = self.networks[assignment.network]
         try:
-            keys = self.keys.get(network, task)
+            keys = self.keys.get(network, assignment)
         except (PolyNeXtError, OSError) as error:
             self.control.send((number, "refused", f"the keys cannot be used: {error}"))
             return
         reports, report = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=work, args=(network, task, keys, report, self.control), daemon=True)
+        process = FORK.Process(target=work, args=(network, assignment, keys, report, self.control), daemon=True)
         process.start()
         report.close()
         self.running[number] = Running(process, reports, time.monotonic() + self.job_seconds)
@@ -197,18 +200,20 @@ class Engine:
             running.outcome = message
 
 
-def work(network: Loaded, task: Task, keys: EvaluationKeys, report: Connection, control: Connection) -> None:
+def work(
+    network: Loaded, assignment: Assignment, keys: EvaluationKeys, report: Connection, control: Connection
+) -> None:
     """What a fork does."""
-    control.close()  # else it would keep the pipe open after its engine died
+    control.close()  # else it would keep the pipe open after its answerer died
     try:
-        network.answer(task, keys, report)
+        network.answer(assignment, keys, report)
         report.send(("done",))
     except PolyNeXtError as error:
         report.send(("refused", str(error)))
     except FileNotFoundError:
         report.send(("refused", "it was deleted while it was worked on."))
     except BrokenPipeError:
-        os._exit(1)  # the engine is gone, and the job will be done again
+        os._exit(1)  # the answerer is gone, and the job will be done again
     except OSError as error:
         report.send(("failed", f"the server cannot write the answer ({error.strerror}): ask again later."))
 
@@ -217,7 +222,7 @@ def main(control: Connection, networks: Mapping[str, Path], key_memory: int, job
     """The process. It ends with the one that started it, which closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of a terminal's processes; the service decides
     try:
-        Engine(control, networks, key_memory, job_seconds).run()
+        Answerer(control, networks, key_memory, job_seconds).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except PolyNeXtError as error:
