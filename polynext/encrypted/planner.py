@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ from polynext.circuit.rewrites import (
     keep,
     merge_linear_maps,
     normalise,
+    patches_first,
     rebase,
     split,
+    structured,
     unbuild_sums,
-    written_out,
 )
+from polynext.circuit.structure import TooWideError
 from polynext.encrypted.backends import get_backend
 from polynext.encrypted.backends.protocol import Backend, Costs, Security
 from polynext.encrypted.execution import encode_program, execute
@@ -116,7 +118,7 @@ def make_plan(
     limits = limits or Limits()
     chosen = get_backend(backend)
     possible = tuple(chosen.security.longest_modulus)
-    merged = merge_linear_maps(factor_sums(circuit))
+    merged = merge_linear_maps(factor_sums(structured(patches_first(circuit))))
     largest_result = float(np.abs(circuit(examples)).max())
     reasons = []
     for ring_degree in limits.ring_degrees or possible:
@@ -173,8 +175,9 @@ class Search:
             stages, security = stages_of(unbuilt), self.backend.security
             parameters = choose_parameters(stages, self.ring_degree, self.largest_result, security)
             longest = parameters.slots // self.images
-            final = written_out(normalise(written_out(split(unbuilt, longest)), self.examples, OPERAND_SIZE))
-            return self.plan(final, parameters)
+            return self.plan(structured(split(unbuilt, longest)), parameters)
+        except TooWideError:
+            return DoesNotFitError("its maps grow too wide")
         except DoesNotFitError as error:
             return error
 
@@ -199,6 +202,7 @@ class Search:
 
     def spread(self, best: Plan) -> Plan:
         chosen: tuple[int, ...] = ()
+        best = replace(best, circuit=structured(normalise(best.circuit, self.examples, OPERAND_SIZE)))
         for number in range(len(best.program.steps)):
             try:
                 plan = self.plan(best.circuit, best.parameters, (*chosen, number))

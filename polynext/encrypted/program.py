@@ -13,12 +13,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import scipy.sparse as sp
 
 from polynext.circuit.graph import Circuit, Input, Node
-from polynext.circuit.maps import Array, Indices
+from polynext.circuit.maps import Indices, LinearMap
 from polynext.encrypted.levels import Stage, computed, operands_of, stages_of, terms_of
-from polynext.encrypted.packing import Form, Layout, form_of, layout_of, next_power_of_two, target_of
+from polynext.encrypted.packing import Form, Layout, Maps, form_of, layout_of, next_power_of_two, target_of
 from polynext.errors import PolyNeXtError
 
 
@@ -80,11 +79,9 @@ def build_program(
     builder = Builder(circuit, slots, images, spread, draft)
     for node, stage in zip(computed(circuit), stages_of(circuit), strict=True):
         builder.add_step(node, stage)
+    builder.program.layouts[0] = builder.program.layouts[0].reordered(circuit.input.order)
     choose_giant_steps(builder.program)
     return builder.program
-
-
-Maps = tuple[dict[int, sp.csr_array], Array | None]  # a linear form: maps by source, and bias
 
 
 class Builder:
@@ -115,11 +112,11 @@ class Builder:
 
     def maps_of(self, node: Node) -> Maps:
         """A sum of linear maps by the numbers of its sources."""
-        maps: dict[int, sp.csr_array] = {}
+        maps: dict[int, LinearMap] = {}
         bias = None
         for term in terms_of(node):
             source = self.numbers[term.source]
-            maps[source] = maps[source] + term.map.matrix() if source in maps else term.map.matrix()
+            maps[source] = maps[source].plus(term.map) if source in maps else term.map
             bias = term.bias if bias is None else bias if term.bias is None else bias + term.bias
         return maps, bias
 
@@ -176,22 +173,10 @@ def operand_forms(wanted: list[Maps], layouts: Sequence[Layout], layout: Layout,
     together = len(wanted) == 2 and 2 * room <= layout.slots
     if not together:
         target, _ = target_of(layout, 1)
-        return [form_of(*stacked([maps] * layout.groups, layouts), layouts, target, images) for maps in wanted], 0
+        return [form_of([maps] * layout.groups, layouts, target, images) for maps in wanted], 0
     target, distance = target_of(layout, 2)
     copies = [maps for maps in wanted for _ in range(layout.groups)]
-    return [form_of(*stacked(copies, layouts), layouts, target, images)], distance
-
-
-def stacked(wanted: list[Maps], layouts: Sequence[Layout]) -> Maps:
-    """Several linear forms of equal length below each other."""
-    if len(wanted) == 1:
-        return wanted[0]
-    size = next(iter(wanted[0][0].values())).shape[0]
-    maps = {}
-    for k in sorted({k for m, _ in wanted for k in m}):
-        empty = sp.csr_array((size, layouts[k].codes.shape[1]))
-        maps[k] = sp.vstack([m.get(k, empty) for m, _ in wanted], format="csr")
-    return maps, np.concatenate([np.zeros(size) if b is None else b for _, b in wanted])
+    return [form_of(copies, layouts, target, images)], distance
 
 
 def same_slots(left: Layout, right: Layout) -> bool:
