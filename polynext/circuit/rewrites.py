@@ -218,33 +218,30 @@ def inverse(mapping: LinearMap) -> LinearMap | None:
     return Matrix(sp.csr_array(inverted))
 
 
-def rebase(circuit: Circuit, value: Linear) -> Circuit | None:
-    """Keeps `h = W z + b` and lets everybody else who needs z take `W^-1 (h - b)`, so that z is never built.
+def rebase(circuit: Circuit, *values: Linear, kept: Collection[Node] = ()) -> Circuit | None:
+    """Keeps each `h = W z + b` and lets everybody else who needs z take `W^-1 (h - b)`, so that z is never built.
 
-    After PolyConv's W_in both branches are purely depthwise maps of h, a few diagonals each. None if W has no good
-    inverse.
+    After PolyConv's W_in both branches are purely depthwise maps of h, a few diagonals each. None if a W has no good
+    inverse. Other values can be kept at the same time.
     """
-    backwards = inverse(value.map)
-    if backwards is None:
-        return None
-    stream = value.source
-    bias = None if value.bias is None else -backwards(value.bias[None])[0]
-
-    def rule(node: Node, became: dict[Node, Node]) -> Node:
-        if node is value:
-            return replace(renewed(node, became), kept=True)
-        replaced = dict(became)
-        if value in became and stream in node.sources:
-            replaced[stream] = Linear(shape=stream.shape, map=backwards, source=became[value], bias=bias)
-        return renewed(node, replaced)
-
-    # The value must come before all other users of its source, which the order of the circuit need not say.
+    backwards = {value: inverse(value.map) for value in values}
     order = list(circuit.order)
-    order.remove(value)
-    order.insert(order.index(stream) + 1, value)
+    for value in values:  # before all other users of its source, which the order of the circuit need not say
+        order.remove(value)
+        order.insert(order.index(value.source) + 1, value)
     became: dict[Node, Node] = {}
+    instead: dict[Node, Node] = {}  # of a sum that is never built
     for node in order:
-        became[node] = rule(node, became)
+        if isinstance(node, Linear) and node in backwards:
+            became[node] = replace(renewed(node, became), kept=True)
+            back = backwards[node]
+            if back is None:
+                return None
+            bias = None if node.bias is None else -back(node.bias[None])[0]
+            instead[node.source] = Linear(shape=node.source.shape, map=back, source=became[node], bias=bias)
+        else:
+            now = renewed(node, {**became, **instead})
+            became[node] = replace(now, kept=True) if node in kept else now
     return Circuit(circuit.input, became[circuit.output])
 
 

@@ -18,7 +18,7 @@ from polynext.encrypted.program import Program, same_slots
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
 
-FORMAT, VERSION = "polynext-encrypted-offer", 2
+FORMAT, VERSION = "polynext-encrypted-offer", 3
 
 
 @dataclass(frozen=True, eq=False)

@@ -348,11 +348,11 @@ def adds_up(codes: Indices, channels: Indices, positions: Indices) -> bool:
 
 def factor_of(offset: Indices, where: Indices, term: Indices, value: Array, terms: int) -> tuple[Indices, Factor]:
     """Entries by their offsets, those of several terms for one slot together."""
-    keys = np.stack([offset, where])
-    distinct, place = np.unique(keys, axis=1, return_inverse=True)
-    values = np.zeros((terms, distinct.shape[1]))
+    turn = int(where.max(initial=0)) + 1
+    distinct, place = np.unique(offset * turn + where, return_inverse=True)
+    values = np.zeros((terms, len(distinct)))
     np.add.at(values, (term, place.reshape(-1)), value)
-    return Factor.grouped(distinct[0], distinct[1], values)
+    return Factor.grouped(distinct // turn, distinct % turn, values)
 
 
 def matrix_diagonals(matrix: sp.csr_array, source: Layout, target: Target, repeated: int, images: int) -> Diagonals:

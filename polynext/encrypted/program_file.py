@@ -15,7 +15,7 @@ from polynext.encrypted.files import UNREADABLE
 from polynext.encrypted.levels import Stage
 from polynext.encrypted.offer import as_json
 from polynext.encrypted.packing import Diagonals, Factor, Form, Layout, within
-from polynext.encrypted.program import Program, Step, Stride
+from polynext.encrypted.program import Program, Step, Stride, Tree
 from polynext.encrypted.rotations import used_rotations
 from polynext.errors import PolyNeXtError
 
@@ -63,15 +63,23 @@ def read_program(slots: int, layouts: list[Any], steps: list[Any], rotations: li
     return Program(slots, [Layout.from_json(layout) for layout in layouts], made, tuple(rotations))
 
 
-def read_step(stage: dict[str, Any], operands: list[Any], pair: int, stride: dict[str, Any], babies: Any) -> Step:
+def read_step(
+    stage: dict[str, Any], operands: list[Any], pair: int, stride: dict[str, Any], babies: Any, giants: Any, paths: Any
+) -> Step:
     sources = tuple(tuple(o) if isinstance(o, list) else o for o in stage["operands"])
     return Step(
         Stage(**{**stage, "operands": sources}),
         [o if isinstance(o, int) else read_form(**o) for o in operands],
         pair,
         Stride(**stride),
-        {int(source): [(new, start, by) for new, start, by in tree] for source, tree in babies.items()},
+        {int(source): read_tree(tree) for source, tree in babies.items()},
+        [read_tree(tree) for tree in giants],
+        {int(by): list(path) for by, path in paths.items()},
     )
+
+
+def read_tree(tree: list[Any]) -> Tree:
+    return [(new, start, by) for new, start, by in tree]
 
 
 def read_form(terms: dict[str, Any], bias: Any, summed_bits: list[int], repeats: bool) -> Form:

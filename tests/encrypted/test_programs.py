@@ -102,10 +102,10 @@ def test_a_program_computes_its_circuit_also_after_a_file(case: tuple[Circuit, i
 @settings(deadline=None, max_examples=60)
 def test_giant_and_baby_steps_make_up_the_offset(data: st.DataObject) -> None:
     period = 2 ** data.draw(st.integers(1, 10))
-    stride = Stride(2 ** data.draw(st.integers(0, 10)), data.draw(st.booleans()), data.draw(st.sampled_from([0, 4, 8])))
+    stride = Stride(2 ** data.draw(st.integers(0, 10)))
     offsets = np.arange(period)
     giants, babies = stride.decompose(offsets, period)
-    np.testing.assert_array_equal((giants * stride.size + babies) % period, offsets)
+    np.testing.assert_array_equal((giants + babies) % period, offsets)
 
 
 @given(st.sets(st.integers(0, 63), min_size=1), st.sets(st.integers(1, 63), max_size=4))
