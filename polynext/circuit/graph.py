@@ -33,9 +33,15 @@ class Node:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Input(Node):
-    """The image. With an `order`, entry e of the value is the image's entry `order[e]`."""
+    """The image, or its entries in another order: entry e of the value is then entry `order[e]` of an `image`, which is
+    this node before."""
 
     order: Indices | None = None
+    image: "Input | None" = None
+
+    @property
+    def image_shape(self) -> Shape:
+        return self.shape if self.image is None else self.image.image_shape
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -415,7 +415,7 @@ def patches_first(circuit: Circuit) -> Circuit:
     rows, columns = height // patch[0], width // patch[1]
     pixels = np.arange(circuit.input.size).reshape(channels, rows, patch[0], columns, patch[1])
     order = pixels.transpose(0, 2, 4, 1, 3).reshape(-1)
-    image = Input(shape=(channels * patch[0] * patch[1], rows, columns), order=order)
+    image = Input(shape=(channels * patch[0] * patch[1], rows, columns), order=order, image=circuit.input)
 
     def rule(node: Node, became: dict[Node, Node]) -> Node:
         if node is circuit.input:

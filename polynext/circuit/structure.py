@@ -6,6 +6,7 @@ is 1 ⊗ mean. Products and sums of such maps are such maps again: 64 channels a
 entries, and as many numbers as the network has weights when kept like this.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -128,6 +129,18 @@ class Kronecker(LinearMap):
         if kept.start % positions or kept.stop % positions:
             return None
         return replace(self, mixes=cut_mixes(slice(kept.start // positions, kept.stop // positions)))
+
+    def fewest_diagonals(self) -> int:
+        """Each distance between channels, times each between positions, that some term has, is at least one."""
+        positions = self.shape_out[1]
+        seen: set[tuple[int, int]] = set()
+        for mix, move in self.terms:
+            rows, columns = np.nonzero(mix)
+            apart = np.unique((columns - rows) % max(mix.shape)).tolist()
+            to, out_of = move.nonzero()
+            shifts = np.unique(out_of - to).tolist() if positions > 1 else [0]
+            seen.update(itertools.product(apart, shifts))
+        return len(seen)
 
     def inverse(self) -> "tuple[Kronecker, float] | None":
         """The inverse of a map that mixes channels and scales positions, with its condition number."""

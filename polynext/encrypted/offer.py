@@ -45,7 +45,7 @@ class Offer:
             get_backend(plan.backend).library,
             plan.parameters,
             program.rotations,
-            plan.circuit.input.shape,
+            plan.circuit.input.image_shape,
             program.layouts[0],
             program.layouts[-1],
             preprocessing,

@@ -23,7 +23,7 @@ from polynext.circuit.rewrites import (
     structured,
     unbuild_sums,
 )
-from polynext.circuit.structure import TooWideError
+from polynext.circuit.structure import Kronecker, TooWideError
 from polynext.encrypted.backends import get_backend
 from polynext.encrypted.backends.protocol import Backend, Costs, Security
 from polynext.encrypted.execution import encode_program, execute
@@ -183,7 +183,7 @@ class Search:
                 attempt(frozenset(node for node, kind in candidates.items() if kind in chosen))
         best = min(found, key=seconds)
         while len(found) < PATIENCE:
-            for node in candidates:
+            for node in list(candidates)[: PATIENCE - len(found)]:
                 attempt(best ^ {node})
             if seconds(min(found, key=seconds)) == seconds(best):
                 break
@@ -199,8 +199,14 @@ class Search:
             # Levels do not depend on what comes after, and what is too deep needs no packing.
             stages, security = stages_of(unbuilt, self.lazy), self.backend.security
             parameters = choose_parameters(stages, self.ring_degree, self.largest_result, security)
-            longest = parameters.slots // self.images
-            return self.plan(structured(split(unbuilt, longest)), parameters)
+            final = structured(split(unbuilt, parameters.slots // self.images))
+            least = fewest_diagonals(final) * parameters.ciphertext_bytes(parameters.depth) // 2
+            if least > self.limits.memory:
+                raise DoesNotFitError(
+                    f"its weights take at least {mebibytes(least)} of memory where {mebibytes(self.limits.memory)} are "
+                    "allowed"
+                )
+            return self.plan(final, parameters)
         except TooWideError:
             return DoesNotFitError("its maps grow too wide")
         except DoesNotFitError as error:
@@ -254,11 +260,17 @@ class Search:
         return replace(plan, bill=replace(plan.bill, error=found.error, flips=found.flips))
 
 
+def fewest_diagonals(circuit: Circuit) -> int:
+    """At least so many diagonals all maps together have, by their structure."""
+    maps = [node.map for node in circuit.order if isinstance(node, Linear)]
+    return sum(m.fewest_diagonals() for m in maps if isinstance(m, Kronecker)) // 2  # two maps may share them
+
+
 # Why a value may be worth computing for its own sake: as a well-conditioned map of a sum it can stand for the sum, it
 # mixes positions before channels are mixed, or several products need it.
 BASIS, POSITIONS, SHARED = "basis", "positions", "shared"
 # So many choices of kept values are tried before the best so far is good enough.
-PATIENCE = 24
+PATIENCE = 20
 
 
 def worth_keeping(merged: Circuit) -> dict[Node, str]:
@@ -327,7 +339,8 @@ def choose_parameters(
     # most values, and to the room for results.
     *bits, special = best.prime_bits
     left = limit - best.modulus_bits
-    for level in [*reversed(range(depth)), depth]:
+    bound = {stage.product_level for stage in stages if stage.rescales}  # what these drop sets a scale
+    for level in [n for n in (*reversed(range(depth)), depth) if n not in bound]:
         more = min(left, special - bits[level])
         bits[level] += more
         left -= more
