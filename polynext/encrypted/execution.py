@@ -12,6 +12,9 @@ from polynext.encrypted.levels import scale_at, settling, value_scales
 from polynext.encrypted.packing import Form
 from polynext.encrypted.program import Program, Step, Tree
 
+# The scale from which on the noise of a rotation, some 2^16 units, is small beside a value.
+BEARS_ROTATIONS = 2.0**29
+
 
 @dataclass(eq=False)
 class EncodedForm:
@@ -118,8 +121,9 @@ def evaluate_form(
 ) -> Iterator[Ciphertext]:
     """The operand that a form is, or the two that lie in it.
 
-    Giant steps go from the leaves of their tree to its root, so that few keys do for all of them. Everything rotates
-    before the rescale: what a rotation adds to the noise is small beside the larger scale.
+    Giant steps go from the leaves of their tree to its root, so that few keys do for all of them. Rotations come before
+    the rescale, where what they add to the noise is small beside the larger scale; at a scale that bears it, the other
+    operand of a pair is cheaper to have after it.
     """
     parts: dict[int, Ciphertext] = {}
     for giant, towards, by in [*reversed(form.giants), (0, None, 0)]:
@@ -133,8 +137,15 @@ def evaluate_form(
         total = evaluator.add(total, turned(total, step.paths[bit], evaluator))
     if form.bias is not None:
         total = evaluator.add_plain(total, form.bias)
-    for operand in [total, turned(total, step.paths[step.pair], evaluator)] if step.pair else [total]:
-        yield operand if step.stage.lazy else evaluator.rescale(operand, evaluator.parameters.scale)
+    if step.stage.lazy:
+        yield total
+        return
+    scale = evaluator.parameters.scale
+    yield (result := evaluator.rescale(total, scale))
+    if step.pair:
+        path = step.paths[step.pair]
+        bears_it = scale >= BEARS_ROTATIONS
+        yield turned(result, path, evaluator) if bears_it else evaluator.rescale(turned(total, path, evaluator), scale)
 
 
 def turned(value: Ciphertext, path: list[int], evaluator: Evaluator) -> Ciphertext:
