@@ -23,8 +23,8 @@ from polynext.circuit.rewrites import (
     normalise,
     rebase,
     split,
+    structured,
     unbuild_sums,
-    written_out,
 )
 from polynext.cli import main
 from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
@@ -120,7 +120,7 @@ REWRITES = {
     "split": lambda c: split(unbuild_sums(merge_linear_maps(c)), 16),
     "split unevenly": lambda c: split(unbuild_sums(merge_linear_maps(c)), 48),
     "normalised": lambda c: normalise(unbuild_sums(merge_linear_maps(c)), IMAGES, 3.0),
-    "written out": lambda c: written_out(unbuild_sums(c)),
+    "structured": lambda c: structured(unbuild_sums(c)),
 }
 
 

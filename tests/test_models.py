@@ -17,6 +17,7 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 import polynext
 from polynext.data import DataConfig, load_examples
 from polynext.models import Blocks, FullyPolynomialBlocks, check_model
+from polynext.models.network import PolyNeXt, PolyNeXtConfig, StageConfig
 from polynext.models.polynext import CONFIGS, HALVING, halving
 from polynext.nn import LayerScale, PositionNorm2d
 from polynext.training.diagnostics import Diagnostics
@@ -400,3 +401,17 @@ def test_head_dropout_and_stochastic_depth_act_in_training_only() -> None:
     x = torch.randn(4, 1, 8, 8)
     assert not torch.equal(model.train()(x), model(x))
     assert torch.equal(model.eval()(x), model(x))
+
+
+@pytest.mark.parametrize("patch", [2, 4])
+def test_a_stem_of_patches_is_a_pointwise_map_of_them(patch: int) -> None:
+    """Kernel equal to stride: no padding, so that each position sees one whole patch of the image."""
+    stage = StageConfig(width=8, cells=1, stacks=1, coarse_kernel=3)
+    config = PolyNeXtConfig(stages=(stage,), scale_logits=(1.0, 0.5), stem_kernel=patch, stem_stride=patch)
+    model = PolyNeXt(config, num_classes=3, img_size=16, blocks=FullyPolynomialBlocks()).eval()
+    x = torch.randn(2, 3, 16, 16)
+    patches = nn.functional.pixel_unshuffle(x, patch)  # (B, 3 patch^2, 16 / patch, 16 / patch)
+    with torch.no_grad():
+        wanted = nn.functional.conv2d(patches, model.stem.weight.flatten(1)[:, :, None, None])
+        torch.testing.assert_close(model.stem(x), wanted)
+        assert model(x).shape == (2, 3)

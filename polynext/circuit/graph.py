@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from polynext.circuit.maps import Array, LinearMap
+from polynext.circuit.maps import Array, Indices, LinearMap
 
 Shape = tuple[int, ...]
 
@@ -33,7 +33,15 @@ class Node:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Input(Node):
-    """The image."""
+    """The image, or its entries in another order: entry e of the value is then entry `order[e]` of an `image`, which is
+    this node before."""
+
+    order: Indices | None = None
+    image: "Input | None" = None
+
+    @property
+    def image_shape(self) -> Shape:
+        return self.shape if self.image is None else self.image.image_shape
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -84,24 +92,28 @@ class Circuit:
         object.__setattr__(self, "order", tuple(topological(self.output)))
 
     def __call__(self, images: Array) -> Array:
-        """(B, *input shape) to (B, *output shape) in float64."""
+        """(B, *image shape) to (B, *output shape) in float64."""
+        for node, value in self.each_value(images):
+            if node is self.output:
+                return value.reshape(len(images), *self.output.shape)
+        raise AssertionError("a circuit has an output")
+
+    def values(self, images: Array) -> dict[Node, Array]:
+        """What each node is for these images, as (B, size) arrays."""
+        return dict(self.each_value(images))
+
+    def each_value(self, images: Array) -> Iterator[tuple[Node, Array]]:
+        """The same one after the other: a large network's values do not all fit into memory at once."""
         images = np.asarray(images, dtype=np.float64)
         waiting = {node: len(users) for node, users in self.users().items()}
         found: dict[Node, Array] = {}
         for node in self.order:
             found[node] = evaluate_node(node, found, images)
-            for source in node.sources:  # a large network's values do not all fit into memory at once
+            yield node, found[node]
+            for source in node.sources:
                 waiting[source] -= 1
                 if not waiting[source]:
                     found.pop(source, None)
-        return found[self.output].reshape(len(images), *self.output.shape)
-
-    def values(self, images: Array) -> dict[Node, Array]:
-        """What each node is for these images, as (B, size) arrays."""
-        found: dict[Node, Array] = {}
-        for node in self.order:
-            found[node] = evaluate_node(node, found, np.asarray(images, dtype=np.float64))
-        return found
 
     def users(self) -> dict[Node, list[Node]]:
         """Who takes each value; once per use."""
@@ -155,7 +167,8 @@ def only_linear_users(node: Node, users: dict[Node, list[Node]]) -> bool:
 def evaluate_node(node: Node, values: dict[Node, Array], images: Array) -> Array:
     match node:
         case Input():
-            return images.reshape(len(images), node.size)
+            flat = images.reshape(len(images), node.size)
+            return flat if node.order is None else flat[:, node.order]
         case Linear():
             result = node.map(values[node.source])
             return result if node.bias is None else result + node.bias

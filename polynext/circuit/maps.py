@@ -1,7 +1,7 @@
 """Linear maps between flat vectors, kept in the form they came in.
 
 A convolution of an ImageNet-sized network would be a matrix of billions of entries, so a map knows how to act on
-vectors (B, n_in) to (B, n_out) without one. The small networks that encryption can carry ask for `matrix()`.
+vectors (B, n_in) to (B, n_out) without one. `structure.py` has the form that encryption counts and computes with.
 """
 
 import math
@@ -36,6 +36,21 @@ class LinearMap(ABC):
         """`after` of this map: the composition, as few maps as possible."""
         return chain([*pieces(self), *pieces(after)])
 
+    def plus(self, other: "LinearMap") -> "LinearMap":
+        """The sum of both."""
+        return Added((self, other))
+
+    def times(self, factor: float) -> "LinearMap":
+        return self.then(Scale(np.full(self.n_out, factor)))
+
+    def only_rows(self, kept: slice) -> "LinearMap":
+        """The map to some entries of the result."""
+        return Matrix(sp.csr_array(self.matrix()[kept]))
+
+    def only_columns(self, kept: slice) -> "LinearMap":
+        """The map from some entries, as if the others were zero."""
+        return Matrix(sp.csr_array(self.matrix().tocsc()[:, kept]))
+
 
 @dataclass(frozen=True, eq=False)
 class Gather(LinearMap):
@@ -59,6 +74,10 @@ class Gather(LinearMap):
     @cached_property
     def is_identity(self) -> bool:
         return self.n_in == self.n_out and bool((self.index == np.arange(self.n_in)).all())
+
+    @cached_property
+    def is_permutation(self) -> bool:
+        return self.n_in == self.n_out and bool((np.sort(self.index) == np.arange(self.n_in)).all())
 
     def matrix(self) -> sp.csr_array:
         rows = np.flatnonzero(self.index >= 0)
@@ -200,6 +219,9 @@ class Matrix(LinearMap):
 
     values: sp.csr_array
 
+    def times(self, factor: float) -> "Matrix":
+        return Matrix(self.values * factor)
+
     @property
     def n_in(self) -> int:  # type: ignore[override]
         return self.values.shape[1]
@@ -297,6 +319,10 @@ def chain(maps: Sequence[LinearMap]) -> LinearMap:
             merged[-1] = Gather(index, before.n_in)
             if merged[-1].is_identity:  # type: ignore[attr-defined]
                 merged.pop()
+        elif isinstance(before, Gather) and isinstance(piece, Collect) and before.is_permutation:
+            target = np.empty_like(piece.target)
+            target[before.index] = piece.target
+            merged[-1] = Collect(target, piece.n_out, piece.factor)
         elif isinstance(before, Scale) and isinstance(piece, Scale):
             merged[-1] = Scale(before.values * piece.values)
         else:

@@ -2,6 +2,8 @@
 
 Encryption charges for depth. These bring a network's circuit into the form that costs least:
 
+    patches_first        the image comes in patches, if the network takes it so
+    structured           maps between feature maps as sums of Kronecker products
     factor_sums          x + x y becomes x (1 + y): one value less to carry along
     merge_linear_maps    neighbouring linear maps become one
     keep / rebase        which values are computed for their own sake, and in which basis
@@ -18,7 +20,19 @@ import numpy as np
 import scipy.sparse as sp
 
 from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
-from polynext.circuit.maps import Added, Array, Gather, LinearMap, Matrix, Scale, chain, identity, is_identity, pieces
+from polynext.circuit.maps import (
+    Array,
+    Convolution,
+    Gather,
+    LinearMap,
+    Matrix,
+    Scale,
+    chain,
+    identity,
+    is_identity,
+    pieces,
+)
+from polynext.circuit.structure import Kronecker, is_diagonal, kronecker, positions_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Affine:
     def plus(self, other: "Affine") -> "Affine":
         maps = dict(self.maps)
         for source, m in other.maps.items():
-            maps[source] = Added((maps[source], m)) if source in maps else m
+            maps[source] = maps[source].plus(m) if source in maps else m
         return Affine(maps, added(self.bias, other.bias))
 
 
@@ -70,7 +84,9 @@ def rebuild(circuit: Circuit, rule: Callable[[Node, dict[Node, Node]], Node]) ->
     became: dict[Node, Node] = {}
     for node in circuit.order:
         became[node] = rule(node, became)
-    return Circuit(circuit.input, became[circuit.output])
+    image = became.get(circuit.input, circuit.input)
+    assert isinstance(image, Input)
+    return Circuit(image, became[circuit.output])
 
 
 def renewed(node: Node, became: dict[Node, Node]) -> Node:
@@ -118,7 +134,9 @@ def merge_linear_maps(circuit: Circuit) -> Circuit:
         assert isinstance(node, Linear)
         if len(users[node.source]) > 1 and not is_cheap(before.map):
             return node_now
-        bias = added(None if before.bias is None else node_now.map(before.bias[None])[0], node_now.bias)
+        if mixes_positions_only(before.map) and mixes_channels(node_now.map):
+            return node_now  # each has few diagonals, and their composition the product of the numbers
+        bias = added(moved_bias(before, node_now.map), node_now.bias)
         return replace(node_now, source=before.source, map=before.map.then(node_now.map), bias=bias)
 
     return rebuild(circuit, rule)
@@ -127,6 +145,14 @@ def merge_linear_maps(circuit: Circuit) -> Circuit:
 def is_cheap(mapping: LinearMap) -> bool:
     """Moves and scales: what another map takes in for nothing."""
     return all(isinstance(piece, Gather | Scale) for piece in pieces(mapping))
+
+
+def mixes_positions_only(mapping: LinearMap) -> bool:
+    return isinstance(mapping, Kronecker) and len(mapping.moves) > 1 and all(map(is_diagonal, mapping.mixes))
+
+
+def mixes_channels(mapping: LinearMap) -> bool:
+    return isinstance(mapping, Kronecker) and not all(map(is_diagonal, mapping.mixes))
 
 
 def keep(circuit: Circuit, values: Collection[Node]) -> Circuit:
@@ -176,8 +202,11 @@ WORST_CONDITION = 100.0
 LARGEST_INVERSE = 2048
 
 
-def inverse(mapping: LinearMap) -> Matrix | None:
+def inverse(mapping: LinearMap) -> LinearMap | None:
     """The inverse of a square, well-conditioned map; None if it is not."""
+    if isinstance(mapping, Kronecker):
+        found = mapping.inverse()
+        return found[0] if found and found[1] <= WORST_CONDITION else None
     if mapping.n_in != mapping.n_out or mapping.n_in > LARGEST_INVERSE:
         return None
     dense = mapping.matrix().toarray()
@@ -189,33 +218,30 @@ def inverse(mapping: LinearMap) -> Matrix | None:
     return Matrix(sp.csr_array(inverted))
 
 
-def rebase(circuit: Circuit, value: Linear) -> Circuit | None:
-    """Keeps `h = W z + b` and lets everybody else who needs z take `W^-1 (h - b)`, so that z is never built.
+def rebase(circuit: Circuit, *values: Linear, kept: Collection[Node] = ()) -> Circuit | None:
+    """Keeps each `h = W z + b` and lets everybody else who needs z take `W^-1 (h - b)`, so that z is never built.
 
-    After PolyConv's W_in both branches are purely depthwise maps of h, a few diagonals each. None if W has no good
-    inverse.
+    After PolyConv's W_in both branches are purely depthwise maps of h, a few diagonals each. None if a W has no good
+    inverse. Other values can be kept at the same time.
     """
-    backwards = inverse(value.map)
-    if backwards is None:
-        return None
-    stream = value.source
-    bias = None if value.bias is None else -backwards(value.bias[None])[0]
-
-    def rule(node: Node, became: dict[Node, Node]) -> Node:
-        if node is value:
-            return replace(renewed(node, became), kept=True)
-        replaced = dict(became)
-        if value in became and stream in node.sources:
-            replaced[stream] = Linear(shape=stream.shape, map=backwards, source=became[value], bias=bias)
-        return renewed(node, replaced)
-
-    # The value must come before all other users of its source, which the order of the circuit need not say.
+    backwards = {value: inverse(value.map) for value in values}
     order = list(circuit.order)
-    order.remove(value)
-    order.insert(order.index(stream) + 1, value)
+    for value in values:  # before all other users of its source, which the order of the circuit need not say
+        order.remove(value)
+        order.insert(order.index(value.source) + 1, value)
     became: dict[Node, Node] = {}
+    instead: dict[Node, Node] = {}  # of a sum that is never built
     for node in order:
-        became[node] = rule(node, became)
+        if isinstance(node, Linear) and node in backwards:
+            became[node] = replace(renewed(node, became), kept=True)
+            back = backwards[node]
+            if back is None:
+                return None
+            bias = None if node.bias is None else -back(node.bias[None])[0]
+            instead[node.source] = Linear(shape=node.source.shape, map=back, source=became[node], bias=bias)
+        else:
+            now = renewed(node, {**became, **instead})
+            became[node] = replace(now, kept=True) if node in kept else now
     return Circuit(circuit.input, became[circuit.output])
 
 
@@ -233,10 +259,7 @@ def split(circuit: Circuit, longest: int) -> Circuit:
         assert isinstance(node, Linear)
         if node.source not in parts:
             return [replace(node, source=became[node.source])]
-        whole = node.map.matrix().tocsc()
-        made = [
-            replace(node, source=p, map=Matrix(sp.csr_array(whole[:, s])), bias=None) for p, s in parts[node.source]
-        ]
+        made = [replace(node, source=p, map=node.map.only_columns(s), bias=None) for p, s in parts[node.source]]
         return [*made[:-1], replace(made[-1], bias=node.bias)]
 
     def operand(node: Node, rows: slice | None) -> Node:
@@ -249,9 +272,7 @@ def split(circuit: Circuit, longest: int) -> Circuit:
         terms = [t for term in (node.terms if isinstance(node, Sum) else (node,)) for t in columns(term)]
         if rows is not None:
             terms = [
-                replace(
-                    t, map=Matrix(sp.csr_array(t.map.matrix()[rows])), bias=None if t.bias is None else t.bias[rows]
-                )
+                replace(t, map=t.map.only_rows(rows), bias=None if t.bias is None else t.bias[rows])
                 for t in terms
                 if isinstance(t, Linear)
             ]
@@ -297,7 +318,7 @@ def cut_shape(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
 def normalise(circuit: Circuit, images: Array, target: float = 1.0) -> Circuit:
     """Scales the operands of every product, and every kept value, so that their largest entry over these images is
     about `target`, and undoes it in the maps that use them. For circuits whose sums are unbuilt."""
-    values = circuit.values(images)
+    largest = {node: float(np.abs(value).max()) for node, value in circuit.each_value(images)}
     factors: dict[Node, float] = {}  # what a renewed source is a multiple of its old self by
     became: dict[Node, Node] = {}
 
@@ -307,16 +328,14 @@ def normalise(circuit: Circuit, images: Array, target: float = 1.0) -> Circuit:
         made = []
         for term in terms:
             assert isinstance(term, Linear)
-            gain = factor / factors.get(term.source, 1.0)
-            mapping = chain([term.map, Scale(np.full(term.map.n_out, gain))])
+            mapping = term.map.times(factor / factors.get(term.source, 1.0))
             bias = None if term.bias is None else term.bias * factor
             made.append(replace(term, source=became[term.source], map=mapping, bias=bias))
         return made[0] if len(made) == 1 else replace(node, terms=tuple(made))  # type: ignore[call-arg]
 
     def wanted(node: Node) -> float:
         """A power of two, so that nothing is rounded."""
-        largest = float(np.abs(values[node]).max())
-        return 2.0 ** -round(math.log2(largest / target)) if largest > 0 else 1.0
+        return 2.0 ** -round(math.log2(largest[node] / target)) if largest[node] > 0 else 1.0
 
     def operand(node: Node) -> tuple[Node, float]:
         if node in became:
@@ -338,11 +357,93 @@ def normalise(circuit: Circuit, images: Array, target: float = 1.0) -> Circuit:
     return Circuit(circuit.input, scaled(circuit.output, 1.0))
 
 
-def written_out(circuit: Circuit) -> Circuit:
-    """Every linear map as one matrix."""
+def merge_moves(circuit: Circuit) -> Circuit:
+    """Composes moves and scales with what they follow, so that values come out channels first, as the next map wants
+    them, whatever order the map that made them has."""
+    turned: dict[tuple[Node, bytes], Linear] = {}
 
     def rule(node: Node, became: dict[Node, Node]) -> Node:
         now = renewed(node, became)
-        return replace(now, map=Matrix(now.map.matrix())) if isinstance(now, Linear) else now
+        if not isinstance(now, Linear) or not isinstance(now.source, Linear) or now.source.kept:
+            return now
+        before = now.source
+        if is_cheap(now.map) or is_cheap(before.map):
+            return replace(composed(before, now.map, now.shape), bias=added(moved_bias(before, now.map), now.bias))
+        first, *rest = pieces(now.map)
+        if not isinstance(first, Gather) or not first.is_permutation or not isinstance(rest[0], Convolution):
+            return now
+        key, size = (before, first.index.tobytes()), rest[0].size
+        if key not in turned:
+            turned[key] = composed(before, first, (1, first.n_out // math.prod(size), *size))
+        return replace(now, source=turned[key], map=chain(rest))
 
     return rebuild(circuit, rule)
+
+
+def composed(before: Linear, after: LinearMap, shape: tuple[int, ...]) -> Linear:
+    return replace(before, shape=shape, map=before.map.then(after), bias=moved_bias(before, after))
+
+
+def moved_bias(before: Linear, after: LinearMap) -> Array | None:
+    return None if before.bias is None else after(before.bias[None])[0]
+
+
+def structured(circuit: Circuit) -> Circuit:
+    """Every linear map as a sum of Kronecker products where it is one, and as a matrix where it is not."""
+
+    def rule(node: Node, became: dict[Node, Node]) -> Node:
+        now = renewed(node, became)
+        if not isinstance(now, Linear):
+            return now
+        found = kronecker(now.map, positions_of(now.source.shape))
+        return replace(now, map=Matrix(now.map.matrix()) if found is None else found)
+
+    return rebuild(merge_moves(circuit), rule)
+
+
+def patches_first(circuit: Circuit) -> Circuit:
+    """Space to depth: where the network begins with patches side by side, the image comes as channels of patches, and
+    the first map is 1x1. The input's `order` tells which pixel is where."""
+    users = circuit.users()[circuit.input]
+    stems = [first_convolution(user) for user in users]
+    if not stems or any(stem is None or not takes_patches(stem) for stem in stems):
+        return circuit
+    kernels = {(stem.weight.shape[1:], stem.size) for stem in stems if stem is not None}
+    if len(kernels) > 1:
+        return circuit
+    (((channels, *patch), (height, width)),) = kernels
+    rows, columns = height // patch[0], width // patch[1]
+    pixels = np.arange(circuit.input.size).reshape(channels, rows, patch[0], columns, patch[1])
+    order = pixels.transpose(0, 2, 4, 1, 3).reshape(-1)
+    image = Input(shape=(channels * patch[0] * patch[1], rows, columns), order=order, image=circuit.input)
+
+    def rule(node: Node, became: dict[Node, Node]) -> Node:
+        if node is circuit.input:
+            return image
+        stem = first_convolution(node) if isinstance(node, Linear) and node.source is circuit.input else None
+        if stem is None:
+            return renewed(node, became)
+        assert isinstance(node, Linear)
+        pointwise = Convolution(stem.weight.reshape(len(stem.weight), -1, 1, 1), (rows, columns))
+        rest = [piece for piece in pieces(node.map) if not isinstance(piece, Gather) or not piece.is_identity][1:]
+        mapping: LinearMap = pointwise
+        for piece in rest:
+            mapping = mapping.then(piece)
+        return replace(node, source=image, map=mapping)
+
+    return rebuild(circuit, rule)
+
+
+def first_convolution(node: Node) -> Convolution | None:
+    """What a linear map of the image begins with."""
+    if not isinstance(node, Linear):
+        return None
+    first = next((p for p in pieces(node.map) if not isinstance(p, Gather) or not p.is_identity), None)
+    return first if isinstance(first, Convolution) else None
+
+
+def takes_patches(convolution: Convolution) -> bool:
+    kernel = convolution.weight.shape[2:]
+    divides = all(n % k == 0 for n, k in zip(convolution.size, kernel, strict=True))
+    patchwise = convolution.stride == kernel and not any(convolution.padding) and convolution.groups == 1
+    return patchwise and divides and kernel != (1, 1)

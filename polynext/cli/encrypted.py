@@ -32,6 +32,7 @@ def plan(
     images: int = 1,
     memory: int = 2048,
     key_memory: int = 300,
+    error: float = 1e-3,
     json: bool = False,
 ) -> None:
     """Tell what running a trained network encrypted takes on this machine: levels, operations, keys, memory, seconds.
@@ -41,12 +42,13 @@ def plan(
         images: how many go into one ciphertext.
         memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
+        error: how far logits may be off, in units of the largest.
         json: print JSON for programs.
     """
     from polynext.encrypted.prepare import plan_run
     from polynext.runs import load_run
 
-    made = plan_run(load_run(network), images, limits(memory, key_memory))
+    made = plan_run(load_run(network), images, limits(memory, key_memory, error))
     if json:
         print(
             jsonlib.dumps(
@@ -67,6 +69,7 @@ def prepare(
     images: int = 1,
     memory: int = 2048,
     key_memory: int = 300,
+    error: float = 1e-3,
 ) -> None:
     """The server's first step: turn a trained network into a folder that can answer, and an offer for clients.
 
@@ -76,11 +79,12 @@ def prepare(
         images: how many go into one ciphertext.
         memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
+        error: how far logits may be off, in units of the largest.
     """
     from polynext.encrypted.prepare import prepare as prepare_server
     from polynext.runs import load_run
 
-    print_bill(prepare_server(load_run(network), out, images, limits(memory, key_memory)))
+    print_bill(prepare_server(load_run(network), out, images, limits(memory, key_memory, error)))
     print(f"\n{out / 'offer.json'} is for clients.")
 
 
@@ -277,6 +281,7 @@ def demo(
     out: Path = Path("encrypted-demo"),
     memory: int = 2048,
     key_memory: int = 300,
+    error: float = 1e-3,
 ) -> None:
     """Encrypt test digits, answer them encrypted, and compare with the network in the clear.
 
@@ -287,6 +292,7 @@ def demo(
         out: folder for the client's and the server's files and the picture.
         memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
+        error: how far logits may be off, in units of the largest.
     """
     from polynext.cli.encrypted_demo import demonstrate, make_folders
     from polynext.encrypted.prepare import plan_run
@@ -298,7 +304,7 @@ def demo(
     if not network.exists() or (network == DIGITS_RUN and not RunFolder(network).finished()):
         train_digits(network)
     run = load_run(network)
-    demonstrate(run, plan_run(run, packed, limits(memory, key_memory)), images, out)
+    demonstrate(run, plan_run(run, packed, limits(memory, key_memory, error)), images, out)
 
 
 def train_digits(folder: Path) -> None:
@@ -314,8 +320,8 @@ def train_digits(folder: Path) -> None:
         raise SystemExit(stop.exit_status) from None
 
 
-def limits(memory: int, key_memory: int) -> Limits:
-    return Limits(memory=memory * MEBIBYTE, keys=key_memory * MEBIBYTE)
+def limits(memory: int, key_memory: int, error: float) -> Limits:
+    return Limits(memory=memory * MEBIBYTE, keys=key_memory * MEBIBYTE, error=error)
 
 
 def prepared_pictures(paths: list[Path], digits: int, preprocessing: Preprocessing) -> np.ndarray:
@@ -355,6 +361,7 @@ def bill_rows(made: Plan) -> list[tuple[str, str]]:
             "predicted on one core",
             f"{bill.seconds:.2f} s" + (f", {bill.seconds / images:.2f} s an image" if images > 1 else ""),
         ),
+        ("logits off by", f"{bill.error:.0e} of the largest, which changes {bill.flips:.2%} of predictions"),
     ]
 
 

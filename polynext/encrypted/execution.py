@@ -1,5 +1,6 @@
 """Runs a program with an evaluator. One and the same code counts, computes in the clear and computes on ciphertexts."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -7,9 +8,12 @@ from operator import itemgetter
 import numpy as np
 
 from polynext.encrypted.backends.protocol import Ciphertext, Evaluator, Plaintext
-from polynext.encrypted.levels import value_scales
+from polynext.encrypted.levels import scale_at, settling, value_scales
 from polynext.encrypted.packing import Form
-from polynext.encrypted.program import Program, Step
+from polynext.encrypted.program import Program, Step, Tree
+
+# The scale from which on the noise of a rotation, some 2^16 units, is small beside a value.
+BEARS_ROTATIONS = 2.0**29
 
 
 @dataclass(eq=False)
@@ -17,6 +21,7 @@ class EncodedForm:
     """A form's diagonals as plaintexts: for each giant step (source, baby step, plaintext)."""
 
     diagonals: dict[int, list[tuple[int, int, Plaintext]]]
+    giants: Tree
     bias: Plaintext | None
     summed_bits: tuple[int, ...]
 
@@ -24,28 +29,46 @@ class EncodedForm:
 def encode_program(program: Program, evaluator: Evaluator) -> list[list[EncodedForm]]:
     """All constants of a program, encoded once."""
     scales = value_scales(program.stages, evaluator.parameters)
-    return [[encode_form(form, step, scales, evaluator) for form in step.forms] for step in program.steps]
+    stages, parameters = program.stages, evaluator.parameters
+    encoded = []
+    for number, step in enumerate(program.steps):
+        # Every term comes to the scale that its step's result has, or has before its rescale, whatever its source's is.
+        common = scales[number + 1] if step.stage.lazy else parameters.scale * parameters.prime(step.level)
+        sources = {k for form in step.forms for k in form.terms}
+        used = {k: common / scale_at(k, step.level, stages, scales, parameters) for k in sources}
+        trees = zip(step.forms, step.giants, strict=True)
+        encoded.append([encode_form(form, tree, step, used, common, evaluator) for form, tree in trees])
+    return encoded
 
 
-def encode_form(form: Form, step: Step, scales: list[float], evaluator: Evaluator) -> EncodedForm:
+def encode_form(
+    form: Form,
+    giants_tree: Tree,
+    step: Step,
+    plain_scales: dict[int, float],
+    common: float,
+    evaluator: Evaluator,
+) -> EncodedForm:
     parameters = evaluator.parameters
-    # After the rescale every term is at the standard scale, whatever its source's was.
-    plain_scales = {k: parameters.scale * parameters.prime(step.level) / scales[k] for k in form.terms}
     by_giant: dict[int, list[tuple[int, int, Plaintext]]] = {}
+    turns = {0: 0}  # by how much the giant steps turn in all, which the source's period hides
+    for new, start, by in giants_tree:
+        turns[new] = turns[start] + by
     for source, diagonals in form.terms.items():
         giants, babies = step.stride.decompose(diagonals.offsets, diagonals.period)
         for i, (giant, baby) in enumerate(zip(giants.tolist(), babies.tolist(), strict=True)):
-            rolled = np.roll(diagonals.vector(i), giant * step.stride.size) if evaluator.needs_values else None
+            rolled = np.roll(diagonals.vector(i), turns[giant]) if evaluator.needs_values else None
             plain = evaluator.encode(rolled, step.level, plain_scales[source])
             if plain is not None:
                 by_giant.setdefault(giant, []).append((source, baby, plain))
     if not by_giant:
         # A ciphertext of zero takes a key to make. The smallest multiple of a source stands in: it drowns in the noise.
-        source, scale = next(iter(plain_scales.items()))
+        source = next(iter(form.terms))
+        scale = plain_scales[source]
         smallest = np.full(parameters.slots, 1 / scale)
         by_giant[0] = [(source, 0, evaluator.encode(smallest, step.level, scale))]
-    bias = None if form.bias is None else evaluator.encode(form.bias, step.level + 1, parameters.scale)
-    return EncodedForm(by_giant, bias, form.summed_bits)
+    bias = None if form.bias is None else evaluator.encode(form.bias, step.level, common)
+    return EncodedForm(by_giant, giants_tree, bias, form.summed_bits)
 
 
 def execute(program: Program, encoded: list[list[EncodedForm]], evaluator: Evaluator, image: Ciphertext) -> Ciphertext:
@@ -56,18 +79,20 @@ def execute(program: Program, encoded: list[list[EncodedForm]], evaluator: Evalu
     scales = value_scales(program.stages, evaluator.parameters)
     for number, step in enumerate(program.steps):
         for source, babies in step.babies.items():
+            factor = settling(source, step.level, program.stages, scales, evaluator.parameters)
+            if factor and held[source][0].level == program.stages[source - 1].result_level:
+                settle(held[source], factor, evaluator)
             bring_down(held[source], step.level, evaluator)
             for start, branches in groupby(babies, key=itemgetter(1)):
                 made, _, steps = zip(*branches, strict=True)
                 held[source] |= zip(made, evaluator.rotate_many(held[source][start], steps), strict=True)
-        forms = iter(evaluate_form(form, step, held, evaluator) for form in encoded[number])
+        forms = iter(form for each in encoded[number] for form in evaluate_form(each, step, held, evaluator))
         operands = [held[o][0] if isinstance(o, int) else next(forms) for o in step.operands]
+        operands += forms  # the other operand of a pair
         result = operands[0]
         if step.stage.multiplies:
             level = step.stage.product_level
-            left = evaluator.drop(operands[0], level)
-            right = evaluator.rotate(left, step.pair) if step.pair else evaluator.drop(operands[-1], level)
-            result = evaluator.multiply(left, right)
+            result = evaluator.multiply(evaluator.drop(operands[0], level), evaluator.drop(operands[-1], level))
             if step.stage.rescales:
                 result = evaluator.rescale(result, scales[number + 1])
         del operands
@@ -82,21 +107,48 @@ def bring_down(rotations: dict[int, Ciphertext], level: int, evaluator: Evaluato
         rotations[baby] = evaluator.drop(value, level)
 
 
+def settle(rotations: dict[int, Ciphertext], factor: int, evaluator: Evaluator) -> None:
+    """Brings a lazy value to the standard scale, which drops its level's prime."""
+    level, scale = rotations[0].level, rotations[0].scale
+    once = evaluator.encode(np.ones(evaluator.parameters.slots), level, float(factor))
+    for baby, value in rotations.items():
+        larger = evaluator.accumulate(None, value, once)
+        rotations[baby] = evaluator.rescale(larger, scale * factor / evaluator.parameters.prime(level))
+
+
 def evaluate_form(
     form: EncodedForm, step: Step, held: dict[int, dict[int, Ciphertext]], evaluator: Evaluator
-) -> Ciphertext:
-    """Giant steps by Horner's rule from either end, so that one key for each direction does for all of them."""
-    total: Ciphertext = None
-    for direction in (1, -1):
-        part: Ciphertext = None
-        for giant in range(max((direction * q for q in form.diagonals), default=0), 0, -1):
-            for source, baby, plain in form.diagonals.get(direction * giant, ()):
-                part = evaluator.accumulate(part, held[source][baby], plain)
-            part = evaluator.rotate(part, direction * step.stride.size)
-        total = part if total is None else total if part is None else evaluator.add(total, part)
-    for source, baby, plain in form.diagonals.get(0, ()):
-        total = evaluator.accumulate(total, held[source][baby], plain)
-    total = evaluator.rescale(total, evaluator.parameters.scale)
+) -> Iterator[Ciphertext]:
+    """The operand that a form is, or the two that lie in it.
+
+    Giant steps go from the leaves of their tree to its root, so that few keys do for all of them. Rotations come before
+    the rescale, where what they add to the noise is small beside the larger scale; at a scale that bears it, the other
+    operand of a pair is cheaper to have after it.
+    """
+    parts: dict[int, Ciphertext] = {}
+    for giant, towards, by in [*reversed(form.giants), (0, None, 0)]:
+        for source, baby, plain in form.diagonals.get(giant, ()):
+            parts[giant] = evaluator.accumulate(parts.get(giant), held[source][baby], plain)
+        if towards is not None and giant in parts:
+            part = evaluator.rotate(parts.pop(giant), by)
+            parts[towards] = evaluator.add(parts[towards], part) if towards in parts else part
+    total = parts[0]
     for bit in form.summed_bits:
-        total = evaluator.add(total, evaluator.rotate(total, bit))
-    return total if form.bias is None else evaluator.add_plain(total, form.bias)
+        total = evaluator.add(total, turned(total, step.paths[bit], evaluator))
+    if form.bias is not None:
+        total = evaluator.add_plain(total, form.bias)
+    if step.stage.lazy:
+        yield total
+        return
+    scale = evaluator.parameters.scale
+    yield (result := evaluator.rescale(total, scale))
+    if step.pair:
+        path = step.paths[step.pair]
+        bears_it = scale >= BEARS_ROTATIONS
+        yield turned(result, path, evaluator) if bears_it else evaluator.rescale(turned(total, path, evaluator), scale)
+
+
+def turned(value: Ciphertext, path: list[int], evaluator: Evaluator) -> Ciphertext:
+    for by in path:
+        value = evaluator.rotate(value, by)
+    return value

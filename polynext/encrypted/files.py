@@ -19,7 +19,7 @@ from polynext.encrypted.offer import Offer
 from polynext.errors import PolyNeXtError
 
 FORMAT = "polynext-encrypted"
-VERSION = 2
+VERSION = 3
 HEADER = "header.json"
 LONGEST_HEADER = 4096  # bytes, many times what one takes
 
@@ -87,7 +87,7 @@ def read_header(path: Path, kind: str) -> dict[str, Any]:
             "use the same version of polynext on both sides."
         )
     images = header.get("images") if kind in ("request", "answer") else 1
-    names = ("offer", "backend", "library", "key")
+    names = ("offer", "backend", "library", "file_format", "key")
     if type(images) is not int or images < 1 or not all(isinstance(header.get(name), str) for name in names):
         raise unreadable
     return header
@@ -134,8 +134,9 @@ def key_names(rotations: Iterable[int]) -> dict[int, str]:
 
 def header_for(offer: Offer, key: str, **more: int) -> dict[str, Any]:
     """What a file says of itself. `key` names the keys it goes with."""
-    library = get_backend(offer.backend).library
-    return {"offer": offer.fingerprint, "backend": offer.backend, "library": library, "key": key, **more}
+    backend = get_backend(offer.backend)
+    names = {"backend": backend.name, "library": backend.library, "file_format": backend.file_format}
+    return {"offer": offer.fingerprint, **names, "key": key, **more}
 
 
 def check_fits(path: Path, header: Mapping[str, Any], offer: Offer, key: str | None = None) -> None:
@@ -144,6 +145,12 @@ def check_fits(path: Path, header: Mapping[str, Any], offer: Offer, key: str | N
         raise PolyNeXtError(
             f"{path} was made by the {header['backend']} backend, and this offer is of the {offer.backend} backend: "
             "make it again with the offer of the server that is to answer."
+        )
+    reads = get_backend(offer.backend).file_format
+    if header["file_format"] != reads:
+        raise PolyNeXtError(
+            f"{path} was written by {header['file_format']} ({header['library']}), which {reads} here does not read: "
+            "install the same version of the library on both sides and make the file again."
         )
     if header["offer"] != offer.fingerprint:
         raise PolyNeXtError(

@@ -18,7 +18,7 @@ from polynext.encrypted.program import Program, same_slots
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
 
-FORMAT, VERSION = "polynext-encrypted-offer", 2
+FORMAT, VERSION = "polynext-encrypted-offer", 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Offer:
             get_backend(plan.backend).library,
             plan.parameters,
             program.rotations,
-            plan.circuit.input.shape,
+            plan.circuit.input.image_shape,
             program.layouts[0],
             program.layouts[-1],
             preprocessing,

@@ -17,9 +17,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
-from polynext.circuit.maps import Array, Indices
+from polynext.circuit.maps import Array, Indices, LinearMap
+from polynext.circuit.structure import Kronecker
 
 # Entries this much smaller than the largest of a map are rounding: they are no reason for a diagonal.
 NEGLIGIBLE = 1e-11
@@ -77,6 +79,14 @@ class Layout(Target):
 
     def spread(self, groups: int, block: int) -> "Layout":
         return replace(self, groups=groups, block=block)
+
+    def reordered(self, order: Indices | None) -> "Layout":
+        """Where the entries of a value sit of which this layout holds entry order[e] as its entry e."""
+        if order is None:
+            return self
+        codes = np.empty_like(self.codes)
+        codes[:, order] = self.codes
+        return replace(self, codes=codes)
 
     def copies(self) -> "list[Indices]":
         """The codes in each group."""
@@ -143,27 +153,68 @@ def layout_of(
 
 
 @dataclass(frozen=True, eq=False)
+class Factor:
+    """Slots in groups, and for each slot a number in each of several terms."""
+
+    starts: Indices  # (groups + 1,)
+    where: Indices  # (slots,)
+    values: Array  # (terms, slots)
+
+    @classmethod
+    def grouped(cls, keys: Indices, where: Indices, values: Array) -> "tuple[Indices, Factor]":
+        """The distinct keys, and a group of slots for each."""
+        order = np.argsort(keys, kind="stable")
+        distinct, starts = np.unique(keys[order], return_index=True)
+        return distinct, cls(np.append(starts, len(keys)), where[order], values[:, order])
+
+    def group(self, number: int) -> tuple[Indices, Array]:
+        part = slice(self.starts[number], self.starts[number + 1])
+        return self.where[part], self.values[:, part]
+
+    def active(self) -> npt.NDArray[np.bool_]:
+        """(terms, groups): which terms have a part in which group."""
+        counts = np.add.reduceat(self.values != 0, self.starts[:-1], axis=1, dtype=np.int64)
+        return counts > 0
+
+
+ONE = Factor(np.array([0, 1]), np.zeros(1, np.int64), np.ones((1, 1)))
+
+
+@dataclass(frozen=True, eq=False)
 class Diagonals:
-    """The diagonals of one map from a source to a target, sparse: for each offset, slots and what stands there."""
+    """The diagonals of one map from a source to a target, as sums of outer products.
+
+    Where channels and positions have slot numbers that add up, so have the offsets of a Kronecker product, and a
+    diagonal is an outer product of what the channels and the positions contribute: of the group `outer` and the group
+    `inner` of each of its blocks. A matrix has diagonals without a second factor.
+    """
 
     offsets: Indices
-    starts: Indices
-    where: Indices
-    values: Array
+    starts: Indices  # (offsets + 1,): the blocks of each offset
+    blocks: Indices  # (blocks, 3): group of `outer`, group of `inner`, how far the sum of their slots is moved on
+    outer: Factor
+    inner: Factor
     repeat: Indices
     slots: int
     period: int
+    wrap: int  # after which moved slots begin again
 
     @property
     def nbytes(self) -> int:
-        return self.where.nbytes + self.values.nbytes
+        return sum(f.where.nbytes + f.values.nbytes for f in (self.outer, self.inner)) + self.blocks.nbytes
 
     def vector(self, i: int) -> Array:
         """The diagonal of the i-th offset, in every slot."""
-        part = slice(self.starts[i], self.starts[i + 1])
         vector = np.zeros(self.slots)
-        vector[self.where[part, None] + self.repeat] = self.values[part, None]
+        for block in self.blocks[self.starts[i] : self.starts[i + 1]]:
+            where, values = self.written(block)
+            vector[where[..., None] + self.repeat] = values[..., None]
         return vector
+
+    def written(self, block: Indices) -> tuple[Indices, Array]:
+        """The slots of a block and what stands there."""
+        (rows, left), (columns, right) = self.outer.group(block[0]), self.inner.group(block[1])
+        return (rows[:, None] + columns + block[2]) % self.wrap, left.T @ right
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,28 +238,124 @@ def target_of(layout: Layout, operands: int) -> tuple[Target, int]:
     return Target(np.concatenate(codes, axis=1), layout.slots), distance
 
 
-def form_of(
-    matrices: dict[int, sp.csr_array], bias: Array | None, layouts: Sequence[Layout], target: Target, images: int
-) -> Form:
-    """The diagonals of maps from several sources into one target, of the first so many images."""
+Maps = tuple[dict[int, LinearMap], Array | None]  # a linear form: maps by source, and bias
+
+
+def form_of(operands: Sequence[Maps], layouts: Sequence[Layout], target: Target, images: int) -> Form:
+    """The diagonals of linear forms of equal length, one after the other in a target, of the first so many images."""
+    sources = sorted({k for maps, _ in operands for k in maps})
     summed = 0
-    for source in matrices:
+    for source in sources:
         summed |= (layouts[source].used | layouts[source].group_bits) & ~target.used
     repeated = target.slots - 1 & ~target.used & ~summed
-    found = {k: diagonals_of(m, layouts[k], target, repeated, images) for k, m in matrices.items()}
+    found = {k: diagonals_of([m.get(k) for m, _ in operands], layouts[k], target, repeated, images) for k in sources}
     terms = {k: d for k, d in found.items() if len(d.offsets)}
     if not terms:  # all weights are zero, but a form has to be made of something
         source, empty = next(iter(found.items()))
         terms = {source: replace(empty, offsets=np.zeros(1, np.int64), starts=np.zeros(2, np.int64))}
     packed = None
-    if bias is not None and np.any(bias):
+    if any(b is not None and np.any(b) for _, b in operands):
+        size = target.codes.shape[1] // len(operands)
+        bias = np.concatenate([np.zeros(size) if b is None else b for _, b in operands])
         packed = np.zeros(target.slots)
         everywhere = subsets(target.slots - 1 & ~target.used)
         packed[target.codes[..., None] + everywhere] = bias[None, :, None]
     return Form(terms, packed, tuple(bits(summed)), not 0 < summed & -summed < target.period)
 
 
-def diagonals_of(matrix: sp.csr_array, source: Layout, target: Target, repeated: int, images: int) -> Diagonals:
+def diagonals_of(
+    maps: Sequence[LinearMap | None], source: Layout, target: Target, repeated: int, images: int
+) -> Diagonals:
+    """Those of maps below each other, by their structure if they have one that the layouts share."""
+    found = structured_diagonals(maps, source, target, repeated, images)
+    if found is not None:
+        return found
+    size = target.codes.shape[1] // len(maps)
+    empty = sp.csr_array((size, source.codes.shape[1]))
+    return matrix_diagonals(
+        sp.vstack([empty if m is None else m.matrix() for m in maps]), source, target, repeated, images
+    )
+
+
+def structured_diagonals(
+    maps: Sequence[LinearMap | None], source: Layout, target: Target, repeated: int, images: int
+) -> Diagonals | None:
+    """Those of sums of Kronecker products between layouts in which the slot of an entry is its channel's plus its
+    position's, in other bits."""
+    found = [(i, m) for i, m in enumerate(maps) if isinstance(m, Kronecker)]
+    if source.groups > 1 or not found or len(found) < sum(m is not None for m in maps):
+        return None
+    size = target.codes.shape[1] // len(maps)
+    rows: list[tuple[Indices, Indices, Indices, Array]] = []  # slots into, slots out of, term, value of each entry
+    columns: list[tuple[Indices, Indices, Indices, Array]] = []
+    terms = 0
+    for number, mapping in found:
+        into = target.codes[:images, number * size : (number + 1) * size].reshape(images, *mapping.shape_out)
+        out_of = source.codes[:images].reshape(images, *mapping.shape_in)
+        channels_into, channels_out, positions_into, positions_out = (
+            into[:, :, 0],
+            out_of[:, :, 0],
+            into[0, 0],
+            out_of[0, 0],
+        )
+        positions_into, positions_out = positions_into - positions_into[0], positions_out - positions_out[0]
+        if not (adds_up(into, channels_into, positions_into) and adds_up(out_of, channels_out, positions_out)):
+            return None
+        for mix, move in mapping.terms:
+            real = np.abs(mix) > NEGLIGIBLE * np.abs(mapping.mixes).max(initial=0.0)
+            c_out, c_in = np.nonzero(real)
+            for image in range(images):
+                rows.append(
+                    (channels_into[image, c_out], channels_out[image, c_in], np.full(len(c_out), terms), mix[real])
+                )
+            p_out, p_in = move.nonzero()
+            columns.append(
+                (positions_into[p_out], positions_out[p_in], np.full(len(p_out), terms), np.asarray(move[p_out, p_in]))
+            )
+            terms += 1
+    outer_entries, inner_entries = (
+        [np.concatenate(each) for each in zip(*side, strict=True)] for side in (rows, columns)
+    )
+    masks = [int(np.bitwise_or.reduce(np.concatenate(side[:2]), axis=None)) for side in (outer_entries, inner_entries)]
+    if masks[0] & masks[1]:
+        return None
+    wraps = source.period > target.period  # bits above the target's are summed over: no offset need reach them
+    turn = min(source.period, target.period)
+    sides = []
+    for into, out_of, term, value in (outer_entries, inner_entries):
+        # Where the target does not care, stay in the source's own slot, and sum over those slots in the end.
+        where = into | (out_of & ~target.used)
+        sides.append(factor_of(out_of - where, where, term, value, terms))
+    (outer_offsets, outer), (inner_offsets, inner) = sides
+    meets = (outer.active().T.astype(np.int64) @ inner.active().astype(np.int64)) > 0
+    g, h = np.nonzero(meets)
+    exact = outer_offsets[g] + inner_offsets[h]
+    offset = exact % turn
+    moved = exact - offset if wraps else np.zeros_like(exact)
+    order = np.argsort(offset, kind="stable")
+    offsets, starts = np.unique(offset[order], return_index=True)
+    blocks = np.stack([g, h, moved % source.period], axis=1)[order]
+    wrap = source.period if wraps else target.slots
+    return Diagonals(
+        offsets, np.append(starts, len(g)), blocks, outer, inner, subsets(repeated), target.slots, source.turn, wrap
+    )
+
+
+def adds_up(codes: Indices, channels: Indices, positions: Indices) -> bool:
+    """Whether (images, channels, positions) slots are the sums of these."""
+    return bool((codes == channels[:, :, None] + positions).all())
+
+
+def factor_of(offset: Indices, where: Indices, term: Indices, value: Array, terms: int) -> tuple[Indices, Factor]:
+    """Entries by their offsets, those of several terms for one slot together."""
+    turn = int(where.max(initial=0)) + 1
+    distinct, place = np.unique(offset * turn + where, return_inverse=True)
+    values = np.zeros((terms, len(distinct)))
+    np.add.at(values, (term, place.reshape(-1)), value)
+    return Factor.grouped(distinct // turn, distinct % turn, values)
+
+
+def matrix_diagonals(matrix: sp.csr_array, source: Layout, target: Target, repeated: int, images: int) -> Diagonals:
     entries = sp.coo_array(matrix)
     real = np.abs(entries.data) > NEGLIGIBLE * np.abs(entries.data).max(initial=0.0)
     rows, columns, data = entries.row[real], entries.col[real], entries.data[real]
@@ -221,16 +368,17 @@ def diagonals_of(matrix: sp.csr_array, source: Layout, target: Target, repeated:
         into, out_of, values = (into[:, None] + inside).ravel(), out_of.repeat(len(inside)), values.repeat(len(inside))
         offset, where = offsets_in_groups(into, out_of, source, target.used)
     else:
-        # Where the target does not care, stay in the source's own slot, and sum over those slots in the end.
         where = into | (out_of & ~target.used)
         offset = (out_of - where) % source.period
-        if source.period > target.period:  # bits above the target's are summed over: no offset need reach them
+        if source.period > target.period:
             offset %= target.period
             where = (out_of - offset) % source.period
-    order = np.argsort(offset, kind="stable")
-    offsets, starts = np.unique(offset[order], return_index=True)
-    starts = np.append(starts, len(offset))
-    return Diagonals(offsets, starts, where[order], values[order], subsets(repeated), target.slots, source.turn)
+    offsets, outer = Factor.grouped(offset, where, values[None])
+    count = len(offsets)
+    blocks = np.stack([np.arange(count), np.zeros(count, np.int64), np.zeros(count, np.int64)], axis=1)
+    starts = np.arange(count + 1)
+    slots = target.slots
+    return Diagonals(offsets, starts, blocks, outer, ONE, subsets(repeated), slots, source.turn, slots)
 
 
 def offsets_in_groups(into: Indices, out_of: Indices, source: Layout, fixed: int) -> tuple[Indices, Indices]:

@@ -9,17 +9,18 @@ Both operands of a product go into alternate blocks of one ciphertext when that 
 `ct * rotate(ct, block)`. `levels.py` says at which level and scale each value is.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import scipy.sparse as sp
 
 from polynext.circuit.graph import Circuit, Input, Node
-from polynext.circuit.maps import Array, Indices
+from polynext.circuit.maps import Indices, LinearMap
 from polynext.encrypted.levels import Stage, computed, operands_of, stages_of, terms_of
-from polynext.encrypted.packing import Form, Layout, form_of, layout_of, next_power_of_two, target_of
+from polynext.encrypted.packing import Form, Layout, Maps, form_of, layout_of, next_power_of_two, target_of
 from polynext.errors import PolyNeXtError
+
+Tree = list[tuple[int, int, int]]  # (new rotation, from which one, by which key)
 
 
 @dataclass(eq=False)
@@ -29,8 +30,10 @@ class Step:
     stage: Stage
     operands: list[Form | int]
     pair: int = 0  # how far apart the two operands lie in one ciphertext; 0 if they are not together
-    stride: "Stride" = field(default_factory=lambda: Stride(1))  # of the giant steps
-    babies: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)  # source: (new, from, rotation)
+    stride: "Stride" = field(default_factory=lambda: Stride(1))  # between giant steps
+    babies: dict[int, Tree] = field(default_factory=dict)  # of each source
+    giants: list[Tree] = field(default_factory=list)  # of each form
+    paths: dict[int, list[int]] = field(default_factory=dict)  # the keys that make up other rotations
 
     @property
     def forms(self) -> list[Form]:
@@ -70,21 +73,24 @@ class Program:
 
 
 def build_program(
-    circuit: Circuit, slots: int, images: int, spread: Collection[int] = (), draft: bool = False
+    circuit: Circuit,
+    slots: int,
+    images: int,
+    spread: Collection[int] = (),
+    draft: bool = False,
+    lazy: bool = False,
 ) -> Program:
     """Packs the values of a circuit whose sums are unbuilt, and decides on giant steps. Rotation keys come later.
 
     `spread` says which values (by number) are laid out in groups, where that can be done. A `draft` has the diagonals
-    of the first image only: its operations are the whole program's.
+    of the first image only: its operations are the whole program's. `lazy` is explained in `levels.py`.
     """
     builder = Builder(circuit, slots, images, spread, draft)
-    for node, stage in zip(computed(circuit), stages_of(circuit), strict=True):
+    for node, stage in zip(computed(circuit), stages_of(circuit, lazy), strict=True):
         builder.add_step(node, stage)
+    builder.program.layouts[0] = builder.program.layouts[0].reordered(circuit.input.order)
     choose_giant_steps(builder.program)
     return builder.program
-
-
-Maps = tuple[dict[int, sp.csr_array], Array | None]  # a linear form: maps by source, and bias
 
 
 class Builder:
@@ -115,11 +121,11 @@ class Builder:
 
     def maps_of(self, node: Node) -> Maps:
         """A sum of linear maps by the numbers of its sources."""
-        maps: dict[int, sp.csr_array] = {}
+        maps: dict[int, LinearMap] = {}
         bias = None
         for term in terms_of(node):
             source = self.numbers[term.source]
-            maps[source] = maps[source] + term.map.matrix() if source in maps else term.map.matrix()
+            maps[source] = maps[source].plus(term.map) if source in maps else term.map
             bias = term.bias if bias is None else bias if term.bias is None else bias + term.bias
         return maps, bias
 
@@ -176,22 +182,10 @@ def operand_forms(wanted: list[Maps], layouts: Sequence[Layout], layout: Layout,
     together = len(wanted) == 2 and 2 * room <= layout.slots
     if not together:
         target, _ = target_of(layout, 1)
-        return [form_of(*stacked([maps] * layout.groups, layouts), layouts, target, images) for maps in wanted], 0
+        return [form_of([maps] * layout.groups, layouts, target, images) for maps in wanted], 0
     target, distance = target_of(layout, 2)
     copies = [maps for maps in wanted for _ in range(layout.groups)]
-    return [form_of(*stacked(copies, layouts), layouts, target, images)], distance
-
-
-def stacked(wanted: list[Maps], layouts: Sequence[Layout]) -> Maps:
-    """Several linear forms of equal length below each other."""
-    if len(wanted) == 1:
-        return wanted[0]
-    size = next(iter(wanted[0][0].values())).shape[0]
-    maps = {}
-    for k in sorted({k for m, _ in wanted for k in m}):
-        empty = sp.csr_array((size, layouts[k].codes.shape[1]))
-        maps[k] = sp.vstack([m.get(k, empty) for m, _ in wanted], format="csr")
-    return maps, np.concatenate([np.zeros(size) if b is None else b for _, b in wanted])
+    return [form_of(copies, layouts, target, images)], distance
 
 
 def same_slots(left: Layout, right: Layout) -> bool:
@@ -208,65 +202,37 @@ def block_size(circuit: Circuit, images: int, spread: Collection[int]) -> int:
 
 @dataclass(frozen=True)
 class Stride:
-    """How offsets split into giant and baby steps: `size * q + r`, with r around zero, modulo the source's period.
-
-    Modulo a source's period every q can be taken as positive, which needs one key; `two_sided` takes the upper half of
-    them as negative, which needs a second one and is shorter when the offsets lie around zero. With `most` giant steps
-    the rest of an offset falls to the baby step, which is worth it for the sources that need few of those.
-    """
+    """How offsets split into giant and baby steps: a multiple of `size`, and a rest around zero, both modulo the
+    source's period."""
 
     size: int
-    two_sided: bool = False
-    most: int = 0
 
     def decompose(self, offsets: Indices, period: int) -> tuple[Indices, Indices]:
         if self.size >= period:
             return np.zeros_like(offsets), offsets % period
-        q = (offsets + self.size // 2) // self.size
-        r = offsets - q * self.size
-        turns = period // self.size
-        q = q % turns
-        if self.two_sided:
-            q = np.where(q > turns // 2, q - turns, q)
-        if self.most:
-            r = r + q // self.most * self.most * self.size
-            q = q % self.most
-        return q, r % period
-
-    def rotations(self, q: Iterable[int]) -> dict[int, int]:
-        """How often Horner's rule rotates by which step."""
-        return {sign * self.size: max((sign * k for k in q if sign * k > 0), default=0) for sign in (1, -1)}
+        giants = (offsets + self.size // 2) // self.size * self.size
+        return giants % period, (offsets - giants) % period
 
 
 def giant_steps(form: Form, stride: Stride) -> set[int]:
-    return {int(q) for d in form.terms.values() for q in stride.decompose(d.offsets, d.period)[0]}
-
-
-STRIDE_KINDS = ((False, 0), (True, 0), (False, 4), (False, 8))
+    return {int(g) for d in form.terms.values() for g in stride.decompose(d.offsets, d.period)[0]}
 
 
 def choose_giant_steps(program: Program) -> None:
     """For each step the stride that needs the fewest rotations, given the baby steps already made for earlier ones."""
     made: dict[int, set[int]] = {}
-    keys: set[int] = set()
-    sizes = [1 << i for i in range(program.slots.bit_length())]
-    strides = [Stride(size, two_sided, most) for size in sizes for two_sided, most in STRIDE_KINDS]
+    strides = [Stride(1 << i) for i in range(program.slots.bit_length())]
     for step in program.steps:
         if not step.forms:
             continue
-        best: tuple[int, Stride, set[int]] | None = None
-        for stride in strides:
-            giants = [stride.rotations(giant_steps(form, stride)) for form in step.forms]
-            used = {key for counts in giants for key, n in counts.items() if n}
+
+        def rotations(stride: Stride, step: Step = step) -> int:
+            giants = sum(len(giant_steps(form, stride) - {0}) for form in step.forms)
             babies = wanted_babies(step, stride)
-            cost = sum(n for counts in giants for n in counts.values())
-            cost += sum(len(b - made.get(k, {0})) for k, b in babies.items())
-            cost += len(used - keys)  # a key more is worth a rotation
-            if best is None or cost < best[0]:
-                best = (cost, stride, used)
-        assert best is not None
-        _, step.stride, used = best
-        keys |= used
+            return giants + sum(len(wanted - made.get(source, {0})) for source, wanted in babies.items())
+
+        # Of equals the largest: baby steps are there for the next step too.
+        step.stride = min(reversed(strides), key=rotations)
         for source, wanted in wanted_babies(step, step.stride).items():
             made.setdefault(source, {0}).update(wanted)
 

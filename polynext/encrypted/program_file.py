@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from polynext.circuit.maps import Indices
 from polynext.encrypted.files import UNREADABLE
 from polynext.encrypted.levels import Stage
 from polynext.encrypted.offer import as_json
-from polynext.encrypted.packing import Diagonals, Form, Layout, within
-from polynext.encrypted.program import Program, Step, Stride
+from polynext.encrypted.packing import Diagonals, Factor, Form, Layout, within
+from polynext.encrypted.program import Program, Step, Stride, Tree
 from polynext.encrypted.rotations import used_rotations
 from polynext.errors import PolyNeXtError
 
-FORMAT, VERSION = "polynext-encrypted-program", 1
+FORMAT, VERSION = "polynext-encrypted-program", 2
 
 
 def save_program(program: Program, path: Path) -> None:
@@ -62,20 +63,32 @@ def read_program(slots: int, layouts: list[Any], steps: list[Any], rotations: li
     return Program(slots, [Layout.from_json(layout) for layout in layouts], made, tuple(rotations))
 
 
-def read_step(stage: dict[str, Any], operands: list[Any], pair: int, stride: dict[str, Any], babies: Any) -> Step:
+def read_step(
+    stage: dict[str, Any], operands: list[Any], pair: int, stride: dict[str, Any], babies: Any, giants: Any, paths: Any
+) -> Step:
     sources = tuple(tuple(o) if isinstance(o, list) else o for o in stage["operands"])
     return Step(
         Stage(**{**stage, "operands": sources}),
         [o if isinstance(o, int) else read_form(**o) for o in operands],
         pair,
         Stride(**stride),
-        {int(source): [(new, start, by) for new, start, by in tree] for source, tree in babies.items()},
+        {int(source): read_tree(tree) for source, tree in babies.items()},
+        [read_tree(tree) for tree in giants],
+        {int(by): list(path) for by, path in paths.items()},
     )
 
 
+def read_tree(tree: list[Any]) -> Tree:
+    return [(new, start, by) for new, start, by in tree]
+
+
 def read_form(terms: dict[str, Any], bias: Any, summed_bits: list[int], repeats: bool) -> Form:
-    diagonals = {int(source): Diagonals(**fields) for source, fields in terms.items()}
+    diagonals = {int(source): read_diagonals(**fields) for source, fields in terms.items()}
     return Form(diagonals, bias, tuple(summed_bits), repeats)
+
+
+def read_diagonals(outer: dict[str, Any], inner: dict[str, Any], **fields: Any) -> Diagonals:
+    return Diagonals(outer=Factor(**outer), inner=Factor(**inner), **fields)
 
 
 def check(program: Program) -> None:
@@ -94,18 +107,34 @@ def check(program: Program) -> None:
 
 
 def stays_within(diagonals: Diagonals, slots: int) -> bool:
-    where, starts = diagonals.where, diagonals.starts
+    blocks, factors = diagonals.blocks, (diagonals.outer, diagonals.inner)
     return (
         diagonals.slots == slots
         and 0 < diagonals.period <= slots
+        and 0 < diagonals.wrap <= slots
         and within(diagonals.offsets, diagonals.period)
-        and within(where, slots)
-        and within(diagonals.repeat, slots - int(where.max(initial=0)))
-        and where.shape == diagonals.values.shape
-        and starts.shape == (len(diagonals.offsets) + 1,)
-        and within(starts, len(where) + 1)
-        and bool((np.diff(starts) >= 0).all())
+        and counts_up(diagonals.starts, len(diagonals.offsets), len(blocks))
+        and blocks.ndim == 2
+        and blocks.shape[1] == 3
+        and all(is_sound(factor, slots) for factor in factors)
+        and diagonals.outer.values.shape[0] == diagonals.inner.values.shape[0]
+        and all(within(blocks[:, i], len(factor.starts) - 1) for i, factor in enumerate(factors))
+        and within(blocks[:, 2], slots)
+        and all(within(diagonals.repeat, slots - int(diagonals.written(b)[0].max(initial=0))) for b in blocks)
     )
+
+
+def is_sound(factor: Factor, slots: int) -> bool:
+    return (
+        within(factor.where, slots)
+        and factor.values.ndim == 2
+        and factor.values.shape[1:] == factor.where.shape
+        and counts_up(factor.starts, len(factor.starts) - 1, len(factor.where))
+    )
+
+
+def counts_up(starts: Indices, count: int, end: int) -> bool:
+    return starts.shape == (count + 1,) and within(starts, end + 1) and bool((np.diff(starts) >= 0).all())
 
 
 def require(condition: bool, otherwise: str) -> None:

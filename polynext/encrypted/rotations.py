@@ -1,115 +1,175 @@
-"""Which rotation keys to make, and how to reach every baby step with them.
+"""Which rotation keys to make, and how to reach every rotation with them.
 
 A key is many megabytes, so there should be few; a rotation without a key of its own takes several steps.
 """
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
-from polynext.encrypted.program import Program, giant_steps, wanted_babies
+from polynext.encrypted.program import Program, Step, Tree, giant_steps, wanted_babies
 
-Tree = list[tuple[int, int, int]]  # (new baby step, from, by which rotation)
-Tasks = list[tuple[int, int, set[int], set[int], int]]  # (step, source, baby steps there are, those wanted, period)
+# A key is worth having if it saves this share of the time that all rotations take.
+WORTH_A_KEY = 0.002
+# Longer ways than this are not looked for.
+LONGEST_PATH = 16
 
 
-def choose_rotations(program: Program, most_keys: int) -> None:
-    """Sets the program's rotation keys and the baby steps of each of its steps.
+@dataclass(frozen=True)
+class Task:
+    """Rotations to reach from those there are, modulo a period; `at` says which of its trees a step gets."""
 
-    Keys that nothing else can replace come first (giant steps, sums over bits, pairs); then, one at a time, the key
-    that saves most rotations, as long as there is one and there is room.
+    step: int
+    kind: str
+    at: int
+    have: frozenset[int]
+    want: frozenset[int]
+    period: int
+
+    def grow(self, keys: Collection[int]) -> Tree | None:
+        return grow(set(self.have), set(self.want), keys, self.period)
+
+
+def choose_rotations(
+    program: Program,
+    most_keys: int,
+    seconds: Callable[[int], float] = lambda level: 1.0,
+    draft: bool = False,
+) -> None:
+    """Sets the program's rotation keys, and the trees of baby and giant steps that reach everything with them.
+
+    `seconds` is what a rotation takes at a level. From all keys that may be of use, the one that saves least is left
+    out, as long as that costs little or there are too many. A `draft` has all of them.
     """
-    slots = program.slots
-    needed = fixed_rotations(program)
-    tasks = baby_tasks(program)
-    keys = needed | powers_of_two(tasks)
-    candidates = differences(tasks)
-    now = cost(tasks, keys)
-    fewest = sum(len(want - have) for _, _, have, want, _ in tasks)
-    while now > fewest and len(keys) < most_keys:
-        tried = [(cost(tasks, keys | {k % slots}), k % slots) for k in candidates if k % slots not in keys]
-        if not tried or min(tried)[0] >= now:
+    tasks = tasks_of(program)
+    weights: dict[tuple[frozenset[int], frozenset[int], int], float] = {}
+    alike: dict[tuple[frozenset[int], frozenset[int], int], Task] = {}
+    for task in tasks:
+        what = (task.have, task.want, task.period)
+        alike[what] = task
+        weights[what] = weights.get(what, 0.0) + seconds(program.steps[task.step].level)
+    choice = Choice([(alike[what], weight) for what, weight in weights.items()], useful_keys(tasks, program.slots))
+    enough = WORTH_A_KEY * choice.cost
+    while choice.keys and not draft:
+        more, key = min((choice.without(key), key) for key in choice.keys)
+        if math.isinf(more) or (more > enough and len(choice.keys) <= most_keys):
             break
-        now, best = min(tried)
-        keys.add(best)
-    for key in sorted(keys - needed):  # one that became useless
-        if cost(tasks, keys - {key}) == now:
-            keys.discard(key)
-    program.rotations = tuple(sorted(keys))
-    for number, source, have, want, period in tasks:
-        tree = grow(have, want, keys, period)
-        assert tree is not None, "powers of two reach everything"
-        program.steps[number].babies[source] = tree
-
-
-def fixed_rotations(program: Program) -> set[int]:
-    """Those that only a key of their own can do."""
-    steps: set[int] = set()
+        choice.leave_out(key)
+    program.rotations = tuple(sorted(choice.keys))
     for step in program.steps:
-        steps |= {step.pair} if step.pair else set()
-        for form in step.forms:
-            steps |= set(form.summed_bits)
-            steps |= {by for by, n in step.stride.rotations(giant_steps(form, step.stride)).items() if n}
-    return {by % program.slots for by in steps}
+        step.babies, step.paths, step.giants = {}, {}, [[] for _ in step.forms]
+    for task in tasks:
+        tree = task.grow(choice.keys)
+        assert tree is not None, "keys are left out only if everything is in reach without"
+        step = program.steps[task.step]
+        if task.kind == "babies":
+            step.babies[task.at] = tree
+        elif task.kind == "giants":
+            step.giants[task.at] = tree
+        else:
+            step.paths[task.at] = [by for _, _, by in tree]
+
+
+@dataclass(eq=False)
+class Choice:
+    """Keys, and the tree that each task has with them."""
+
+    tasks: list[tuple[Task, float]]
+    keys: set[int]
+    trees: list[Tree] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for task, _ in self.tasks:
+            tree = task.grow(sorted(self.keys))
+            assert tree is not None, "powers of two reach everything"
+            self.trees.append(tree)
+
+    @property
+    def cost(self) -> float:
+        return sum(weight * len(tree) for (_, weight), tree in zip(self.tasks, self.trees, strict=True))
+
+    def users(self, key: int) -> list[int]:
+        return [i for i, tree in enumerate(self.trees) if any(by == key for _, _, by in tree)]
+
+    def without(self, key: int) -> float:
+        """What leaving out a key costs more: only those who use it need another tree."""
+        total = 0.0
+        rest = sorted(self.keys - {key})
+        for i in self.users(key):
+            task, weight = self.tasks[i]
+            tree = task.grow(rest)
+            if tree is None:
+                return math.inf
+            total += weight * (len(tree) - len(self.trees[i]))
+        return total
+
+    def leave_out(self, key: int) -> None:
+        users = self.users(key)
+        self.keys.remove(key)
+        for i in users:
+            tree = self.tasks[i][0].grow(sorted(self.keys))
+            assert tree is not None
+            self.trees[i] = tree
+
+
+def tasks_of(program: Program) -> list[Task]:
+    """All that takes rotations. Baby steps are there for later steps too."""
+    made: dict[int, set[int]] = {}
+    tasks = []
+    nothing = frozenset({0})
+    for number, step in enumerate(program.steps):
+        for source, wanted in wanted_babies(step, step.stride).items():
+            have = made.setdefault(source, {0})
+            period = program.layouts[source].turn
+            tasks.append(Task(number, "babies", source, frozenset(have), frozenset(wanted), period))
+            have |= wanted
+        for i, form in enumerate(step.forms):
+            period = max(d.period for d in form.terms.values())
+            tasks.append(Task(number, "giants", i, nothing, frozenset(giant_steps(form, step.stride)), period))
+        for by in whole_rotations(step):
+            tasks.append(Task(number, "paths", by, nothing, frozenset({by % program.slots}), program.slots))
+    return tasks
+
+
+def whole_rotations(step: Step) -> set[int]:
+    """Those of a value for its own sake: to its other operand, and to sum over bits."""
+    return ({step.pair} if step.pair else set()) | {bit for form in step.forms for bit in form.summed_bits}
 
 
 def used_rotations(program: Program) -> set[int]:
     """Every rotation that running the program takes a key for."""
-    trees = [tree for step in program.steps for tree in step.babies.values()]
-    return fixed_rotations(program) | {by for tree in trees for _, _, by in tree}
+    used: set[int] = set()
+    for step in program.steps:
+        used |= {by for tree in [*step.babies.values(), *step.giants] for _, _, by in tree}
+        used |= {by for path in step.paths.values() for by in path}
+    return used
 
 
-def baby_tasks(program: Program) -> Tasks:
-    """For each step and source the baby steps wanted, with those left from the steps before."""
-    made: dict[int, set[int]] = {}
-    tasks = []
-    for number, step in enumerate(program.steps):
-        for source, wanted in wanted_babies(step, step.stride).items():
-            period = program.layouts[source].turn
-            have = made.setdefault(source, {0})
-            tasks.append((number, source, set(have), wanted, period))
-            have |= wanted
-    return tasks
+def useful_keys(tasks: list[Task], slots: int) -> set[int]:
+    """Powers of two both ways, which reach everything, and the steps that lead most often from one to another."""
+    reach = max((min(by, task.period - by) for task in tasks for by in task.want), default=0)
+    powers = [1 << i for i in range(reach.bit_length())]
+    return {step % slots for power in powers for step in (power, -power)} | {d % slots for d in differences(tasks)}
 
 
-def powers_of_two(tasks: Tasks) -> set[int]:
-    """Rotations by powers of two: few, and enough to reach everything."""
-    reach = max((min(baby, period - baby) for *_, want, period in tasks for baby in want), default=0)
-    return {1 << i for i in range(reach.bit_length())}
-
-
-def differences(tasks: Tasks, most: int = 24) -> list[int]:
-    """The steps that lead most often from one baby step to another."""
+def differences(tasks: list[Task], most: int = 24) -> list[int]:
     counts: Counter[int] = Counter()
-    for *_, have, want, period in tasks:
-        for new in want - have:
-            for start in have | want:
-                gap = (new - start + period // 2) % period - period // 2
+    for task in tasks:
+        for new in task.want - task.have:
+            for start in task.have | task.want:
+                gap = (new - start + task.period // 2) % task.period - task.period // 2
                 if gap:
                     counts[gap] += 1
     return sorted(counts, key=lambda gap: (-counts[gap], abs(gap)))[:most]
 
 
-def cost(tasks: Tasks, keys: Collection[int]) -> float:
-    """How many rotations it takes to make all baby steps; infinite if these keys cannot."""
-    total = 0
-    for _, _, have, want, period in tasks:
-        tree = grow(have, want, keys, period)
-        if tree is None:
-            return math.inf
-        total += len(tree)
-    return total
-
-
 def grow(have: set[int], want: set[int], keys: Collection[int], period: int) -> Tree | None:
-    """Reaches the wanted baby steps from those there are, one rotation each where possible; None if one is out of
-    reach."""
-    reached, missing = set(have), sorted(want - have, key=lambda baby: min(baby, period - baby))
+    """Reaches the wanted rotations from those there are, one key each where possible; None if one is out of reach."""
+    reached, missing = set(have), sorted(want - have, key=lambda by: min(by, period - by))
     tree: Tree = []
     while missing:
-        near = (
-            (baby, (baby - key) % period, key) for baby in missing for key in keys if (baby - key) % period in reached
-        )
+        near = ((by, (by - key) % period, key) for by in missing for key in keys if (by - key) % period in reached)
         found = next(near, None)
         path = [found] if found else shortest_path(reached, set(missing), keys, period)
         if path is None:
@@ -117,7 +177,7 @@ def grow(have: set[int], want: set[int], keys: Collection[int], period: int) -> 
         for step in path:
             tree.append(step)
             reached.add(step[0])
-        missing = [baby for baby in missing if baby not in reached]
+        missing = [by for by in missing if by not in reached]
     return tree
 
 
@@ -125,7 +185,7 @@ def shortest_path(starts: set[int], goals: set[int], keys: Collection[int], peri
     """To the nearest goal; None if there is no way."""
     came: dict[int, tuple[int, int]] = {}
     frontier, seen = list(starts), set(starts)
-    while frontier:
+    for _ in range(LONGEST_PATH):
         following = []
         for place in frontier:
             for key in keys:

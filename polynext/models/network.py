@@ -84,6 +84,11 @@ class PolyNeXtConfig:
     share_statistics: bool = False
 
     @property
+    def stem_padding(self) -> int:
+        """Around the image; none if the stem takes patches side by side, which cover it without."""
+        return 0 if self.stem_kernel == self.stem_stride else self.stem_kernel // 2
+
+    @property
     def stride(self) -> int:
         """By how much the network reduces an image."""
         return self.stem_stride * 2 ** (len(self.stages) - 1)
@@ -338,7 +343,7 @@ class PolyNeXt(nn.Module):
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
         check_image_size(self.img_size, cfg.stride)
 
-        padding = cfg.stem_kernel // 2
+        padding = cfg.stem_padding
         height, width = ((n + 2 * padding - cfg.stem_kernel) // cfg.stem_stride + 1 for n in self.img_size)
         self.stem = nn.Conv2d(
             in_chans, cfg.stages[0].width, cfg.stem_kernel, cfg.stem_stride, padding, bias=False, **dd

@@ -180,7 +180,14 @@ class Letters:
         Path(path).write_bytes(self.text)
 
 
-HEADER_FIELDS = {"offer": "an offer", "backend": "seal", "library": "a version", "key": "a key", "images": 2}
+HEADER_FIELDS = {
+    "offer": "an offer",
+    "backend": "seal",
+    "library": "a version",
+    "file_format": "SEAL 4.1",
+    "key": "a key",
+    "images": 2,
+}
 
 
 def read_parts(path: Path) -> list[bytes]:

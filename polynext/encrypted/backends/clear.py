@@ -33,6 +33,7 @@ class ClearBackend(Backend):
 
     name = "clear"
     library = f"numpy {np.__version__}"
+    file_format = "clear 1"
     encrypts = False
     security = STANDARD_SECURITY
 

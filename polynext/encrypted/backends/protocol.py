@@ -62,10 +62,12 @@ class Costs:
 
 
 class Backend(ABC):
-    """An encryption library. `library` is its name and version, as files record them."""
+    """An encryption library. `library` is its name and version, as files record them, and `file_format` which files it
+    reads: those that say the same."""
 
     name: str
     library: str
+    file_format: str
     encrypts: bool
     security: Security
 

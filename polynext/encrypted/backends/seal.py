@@ -30,11 +30,21 @@ from polynext.encrypted.parameters import Parameters
 from polynext.errors import PolyNeXtError
 
 
+def seal_version() -> str:
+    """SEAL's own version, which it writes into the header of all it saves, and refuses files of another by."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plaintext"
+        seal.Plaintext("1").save(str(path))
+        _, _, _, major, minor = path.read_bytes()[:5]
+    return f"SEAL {major}.{minor}"
+
+
 class SealBackend(Backend):
     """128 bits of security, which SEAL enforces itself."""
 
     name = "seal"
     library = f"tenseal {version('tenseal')}"
+    file_format = seal_version()
     encrypts = True
     security = STANDARD_SECURITY
 

@@ -1,0 +1,127 @@
+"""What networks for 32x32 colour images would take encrypted, and with --run what they do take.
+
+    python benchmarks/encrypted_cifar10.py
+    python benchmarks/encrypted_cifar10.py --networks 64x4 --run
+
+A network's name is its channels and stacks: 128x4 has 128 channels at 8x8 positions (patches of 4x4 pixels) and four
+stacks, 32x4@16 has 32 channels at 16x16 (patches of 2x2). Weights are random, with an orthogonal W_in, and statistics
+those of smooth random images: the counts are those of a trained network. With --run the server answers in a process of
+its own on one core, `--repeats` times.
+"""
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from polynext.cli.table import table
+from polynext.encrypted import Client, Limits, Offer, Plan, Server, make_plan, save_server
+from polynext.encrypted.client import EVALUATION
+from polynext.encrypted.planner import MEBIBYTE
+from polynext.memory import peak_memory
+from polynext.preprocessing import Preprocessing
+
+# The server's process reads this file too, and its memory is measured: torch is imported where it is needed.
+
+NETWORKS = ("64x4", "64x5", "64x6", "128x4", "128x5", "32x4@16", "32x6@16")
+LIMITS = Limits(memory=8192 * MEBIBYTE, keys=1536 * MEBIBYTE, ring_degrees=(2**15,), error=1.0, flips=1.0)
+
+
+def network(name: str) -> tuple[Any, Any]:
+    """A network, and the images that its statistics are of."""
+    import torch
+
+    from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+
+    shape, _, size = name.partition("@")
+    width, stacks = map(int, shape.split("x"))
+    patch = 32 // int(size or 8)
+    stage = StageConfig(width=width, cells=1, stacks=stacks, coarse_kernel=3)
+    logits = tuple(np.linspace(1, -1, 2 * stacks))
+    config = PolyNeXtConfig(stages=(stage,), scale_logits=logits, stem_kernel=patch, stem_stride=patch)
+    torch.manual_seed(0)
+    model = PolyNeXt(config, num_classes=10, img_size=32, blocks=FullyPolynomialBlocks())
+    images = torch.nn.functional.interpolate(torch.randn(64, 3, 8, 8), 32, mode="bilinear") + 0.3 * torch.randn(1)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("w_in.weight"):
+                torch.nn.init.orthogonal_(parameter)
+        for _ in range(30):
+            model.train()(images)
+    return model.eval(), images.double().numpy()
+
+
+def serve(folder: Path, repeats: int) -> tuple[list[float], int]:
+    """Seconds of each answer, and the peak memory."""
+    server = Server.load(folder / "server", folder / "client" / EVALUATION)
+    took = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        server.answer_request(folder / "request.enc", folder / "answer.enc")
+        took.append(time.perf_counter() - start)
+    return took, peak_memory()
+
+
+def measured(plan: Plan, images: Any, wanted: Any, repeats: int) -> tuple[str, ...]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        offer = Offer.of(plan, Preprocessing(size=32, resize=32), tuple("0123456789"))
+        save_server(plan, offer, folder / "server")
+        client = Client.keygen(offer, folder / "client")
+        client.write_request(images[:1], folder / "request.enc")
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            took, memory = pool.submit(serve, folder, repeats).result()
+        error = np.abs(client.read_answer(folder / "answer.enc") - wanted[:1]).max() / np.abs(wanted).max()
+    return f"{median(took):.1f} ({min(took):.1f}-{max(took):.1f})", f"{memory / MEBIBYTE:.0f}", f"{error:.0e}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", default=NETWORKS)
+    parser.add_argument("--run", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from polynext.circuit import lower
+
+    rows = []
+    for name in options.networks:
+        model, images = network(name)
+        circuit = lower(model)
+        start = time.perf_counter()
+        plan = make_plan(circuit, images, limits=LIMITS)
+        planning = time.perf_counter() - start
+        bill, parameters = plan.bill, plan.parameters
+        planned = (
+            name,
+            f"{parameters.modulus_bits} / {len(parameters.prime_bits)}",
+            f"{bill.rotations} / {bill.plaintext_products} / {bill.ciphertext_products}",
+            f"{bill.rotation_keys}, {bill.key_bytes / MEBIBYTE:.0f}",
+            f"{bill.peak_bytes / MEBIBYTE:.0f}",
+            f"{bill.seconds:.1f}",
+            f"{bill.error:.0e}",
+            f"{planning:.0f}",
+        )
+        rows.append((*planned, *(measured(plan, images, circuit(images), options.repeats) if options.run else ())))
+    header = (
+        "network",
+        "bits / primes",
+        "rot. / plain / ct",
+        "keys, MB",
+        "memory MB",
+        "seconds",
+        "error",
+        "planning s",
+    )
+    print(table((*header, *(("measured", "memory", "error") if options.run else ())), rows, left=(0,)))
+
+
+if __name__ == "__main__":
+    main()

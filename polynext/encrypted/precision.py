@@ -1,0 +1,106 @@
+"""How far encryption will put the logits off, told beforehand: the program in the clear, with the noise of each step.
+
+CKKS rounds. With ring degree N and secret coefficients from {-1, 0, 1}, each of the N coefficients of a polynomial is
+off by a little, and a slot, a sum over all of them, by sqrt(N / 2) times that in its real part:
+
+    a plaintext     rounding to whole numbers, variance 1/12
+    encryption      the error of the scheme, standard deviation 3.2
+    a rescale       rounding of both polynomials, one of which meets the secret: variance (1 + 2 N / 3) / 12
+    switching keys  a rescale by the special prime, and the keys' errors, each times a digit as long as a prime
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from polynext.circuit.graph import Circuit
+from polynext.circuit.maps import Array
+from polynext.encrypted.backends.clear import ClearCiphertext, ClearEvaluator
+from polynext.encrypted.execution import encode_program, execute
+from polynext.encrypted.parameters import Parameters
+from polynext.encrypted.program import Program
+from polynext.encrypted.tally import Constants, Slots
+
+ERROR = 3.2  # the standard deviation of the scheme's error
+
+# So many ciphertexts are simulated: their logits' errors are alike.
+SIMULATED = 2
+
+
+@dataclass(eq=False)
+class NoisyEvaluator(ClearEvaluator):
+    """Computes in the clear, and adds the noise that encryption would."""
+
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def noisy(self, values: Array, deviation: float, scale: float) -> Array:
+        """`deviation` is that of a coefficient."""
+        size = math.sqrt(self.parameters.ring_degree / 2) * deviation / scale
+        return values + size * self.random.standard_normal(len(values))
+
+    @property
+    def rounding(self) -> float:
+        """What a coefficient of a ciphertext is off after a rescale."""
+        return math.sqrt((1 + 2 * self.parameters.ring_degree / 3) / 12)
+
+    def switching(self, level: int) -> float:
+        """What a coefficient is off after switching keys."""
+        *primes, special = self.parameters.prime_bits
+        digits = sum(4.0 ** (bits - special) for bits in primes[level:])
+        return math.hypot(ERROR * math.sqrt(digits * self.parameters.ring_degree / 12), self.rounding)
+
+    def fresh(self, values: Array) -> ClearCiphertext:
+        scale = self.parameters.input_scale
+        return self.slots(0, scale, self.noisy(values, ERROR, scale))
+
+    def encode(self, values: Array | None, level: int, scale: float) -> Constants:
+        assert values is not None
+        return super().encode(self.noisy(values, math.sqrt(1 / 12), scale), level, scale)
+
+    def switched(self, value: Slots) -> ClearCiphertext:
+        assert value.values is not None
+        return self.slots(value.level, value.scale, self.noisy(value.values, self.switching(value.level), value.scale))
+
+    def multiply(self, left: Slots, right: Slots) -> Slots:
+        return self.switched(super().multiply(left, right))
+
+    def rotate(self, value: Slots, steps: int) -> Slots:
+        return self.switched(super().rotate(value, steps))
+
+    def rescale(self, value: Slots, scale: float) -> Slots:
+        result = super().rescale(value, scale)
+        assert result.values is not None
+        return self.slots(result.level, result.scale, self.noisy(result.values, self.rounding, result.scale))
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a plan's logits are expected to be off."""
+
+    error: float  # the largest, in units of the largest logit
+    flips: float  # the share of the examples' predictions that change
+
+
+def predict(program: Program, parameters: Parameters, circuit: Circuit, examples: Array) -> Precision:
+    """Runs the program with noise on some examples, and looks how many of all lie that close to another class."""
+    evaluator = NoisyEvaluator(parameters, program.rotations)
+    encoded = encode_program(program, evaluator)
+    wanted = circuit(examples).reshape(len(examples), -1)
+    layout, errors = program.layouts[0], []
+    for start in range(0, min(SIMULATED * layout.images, len(examples)), layout.images):
+        chosen = np.arange(start, start + layout.images) % len(examples)
+        image = evaluator.fresh(layout.pack(examples[chosen].reshape(layout.images, -1)))
+        result = execute(program, encoded, evaluator, image)
+        errors.append(program.layouts[-1].unpack(result.values) - wanted[chosen])
+    off = np.concatenate(errors)
+    return Precision(float(np.abs(off).max() / np.abs(wanted).max()), flipped(wanted, float(off.std())))
+
+
+def flipped(logits: Array, deviation: float) -> float:
+    """The share of predictions that change if each logit is off by so much, normally distributed."""
+    if logits.shape[1] < 2 or deviation == 0:
+        return 0.0
+    ordered = np.sort(logits, axis=1)
+    margins = ordered[:, -1] - ordered[:, -2]
+    return float(np.mean([math.erfc(margin / (2 * deviation)) / 2 for margin in margins]))
