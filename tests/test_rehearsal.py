@@ -160,14 +160,14 @@ def test_data_that_cannot_be_learned_from_are_told(tmp_path: Path, monkeypatch, 
             (tmp_path / "data" / split / name).mkdir(parents=True)
             for i in range(4):
                 Image.new("RGB", (8, 8)).save(tmp_path / "data" / split / name / f"{i}.png")
-    (tmp_path / "data" / "train" / "b" / "1.png").write_bytes(b"not an image")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: None)
     options = ["--data.name", "imagenet", "--data.root", "data", "--data.most-memory", "0", "--batch-size", "2"]
     colour = ["--data.preprocessing.mean", *["0.5"] * 3, "--data.preprocessing.std", *["0.5"] * 3]
     assert main(["train", "digits", "--rehearse", *options, *colour, "--micro-batch", "2"]) == 1
-    said = capsys.readouterr().out
-    assert "imagenet has 1000 classes and 2 are here" in said
-    assert "1.png" in said
+    assert "imagenet has 1000 classes and 2 are here" in capsys.readouterr().out
+    (tmp_path / "data" / "train" / "b" / "1.png").write_bytes(b"not an image")
+    assert main(["train", "digits", "--rehearse", *options, *colour, "--micro-batch", "2"]) == 1
+    assert "1.png cannot be read as an image" in capsys.readouterr().out
     assert main(["train", "digits", "--rehearse", "--data.name", "imagenet", "--data.root", "absent"]) == 1
     assert "there is no folder absent" in capsys.readouterr().out

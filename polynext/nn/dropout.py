@@ -15,10 +15,10 @@ class RisingDropout(nn.Dropout):
 
     __jit_unused_properties__: ClassVar = ["p"]
 
-    def __init__(self, p: float = 0.0, device: torch.device | str | None = None):
+    def __init__(self, p: float = 0.0, device: torch.device | str | None = None, dtype: torch.dtype | None = None):
         nn.Module.__init__(self)
         self.rate: Tensor
-        self.register_buffer("rate", torch.tensor(p, device=device), persistent=False)
+        self.register_buffer("rate", torch.tensor(p, device=device, dtype=dtype), persistent=False)
         self.given, self.inplace = p, False
 
     @property

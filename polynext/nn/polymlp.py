@@ -83,7 +83,7 @@ class PolyHead(nn.Module):
         super().__init__()
         self.hidden = 2 * channels
         self.w_ab = PointwiseConv2d(channels, 2 * self.hidden, device=device, dtype=dtype)
-        self.drop = RisingDropout(drop_rate, device=device)
+        self.drop = RisingDropout(drop_rate, device=device, dtype=dtype)
         self.reset(num_classes, pool)
 
     def reset(self, num_classes: int, pool: str | None = None) -> None:

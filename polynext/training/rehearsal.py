@@ -148,7 +148,7 @@ def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, seconds: float)
         )
     steps = STEPS * len(loop.task.phases()) + 4
     in_time = int(seconds / steps / an_image)
-    loop.micro_batch = min(wanted, max(PROBES[0], min(fits, in_time)))
+    loop.micro_batch = min(wanted, max(PROBES[0], power_of_two(min(fits, in_time))))
     if loop.micro_batch < wanted:
         report.seen["steps"] = f"of {loop.micro_batch} images at once, for the sake of time or memory; really {wanted}"
 
