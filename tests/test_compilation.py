@@ -1,10 +1,20 @@
 """Networks compiled stack by stack."""
 
+import signal
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import timm
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 import polynext
+from polynext.data import DataConfig, Preprocessing
+from polynext.recipes import recipe
+from polynext.training import EmaConfig, Interrupted, ModelConfig, TrainingLoop, train
+from polynext.training import loop as loop_module
 
 # PyTorch's compiler looks at the gradients of its inputs, and is warned of it by PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -19,6 +29,10 @@ class Counted:
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
         self.programs += 1
         return graph.forward
+
+    def boxed(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+        """The same behind AOTAutograd, where forward and backward are programs of their own."""
+        return make_boxed_func(self(graph, inputs))
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +64,48 @@ def test_training_over_epochs_compiles_once() -> None:
         for batch in (8, 5):
             model(torch.randn(batch, 1, 8, 8)).sum().backward()
     assert counted.programs == 2  # the first cell is never left out: its scales are not one for each image
+
+
+@pytest.mark.parametrize("name", ["cpolynext_nano", "test_convnext"])
+def test_a_run_compiles_once_through_ramp_average_and_resume(name: str, tmp_path, monkeypatch) -> None:
+    """Dropout that rises, averaged weights that begin, an interruption: programs are those of the first epoch."""
+    counted = Counted()
+    monkeypatch.setattr(
+        loop_module, "compile", partial(polynext.compile, backend=aot_autograd(fw_compiler=counted.boxed))
+    )
+    colour = name == "test_convnext"
+    preprocessing = Preprocessing(size=32, resize=32, mean=(0.5,) * 3, std=(0.5,) * 3) if colour else Preprocessing()
+    config = replace(
+        recipe("digits"),
+        model=ModelConfig(name=name, dropout=0.5),
+        data=DataConfig(limit=64, preprocessing=preprocessing),
+        ema=EmaConfig(decay=0.9, start=0.5),
+        batch_size=32,
+        micro_batch=16,
+        compile=True,
+        epochs=1,
+        evaluate_every=10,
+    )
+    train(config, tmp_path / "first", quiet=True)
+    in_an_epoch = counted.programs
+    assert in_an_epoch > 0
+    counted.programs = 0
+    torch._dynamo.reset()
+
+    step = TrainingLoop.step
+
+    def interrupted(self, batches) -> None:
+        step(self, batches)
+        self.stop.signal = signal.SIGTERM if self.progress.step == 7 else 0
+
+    monkeypatch.setattr(TrainingLoop, "step", interrupted)
+    with pytest.raises(Interrupted):
+        train(replace(config, epochs=6), tmp_path / "run", quiet=True)
+    monkeypatch.setattr(TrainingLoop, "step", step)
+    before = counted.programs
+    train(replace(config, epochs=6), tmp_path / "run", resume=True, quiet=True)
+    assert 0 < before <= in_an_epoch
+    assert counted.programs - before <= in_an_epoch  # as in a process of its own
 
 
 @pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano_bn"])

@@ -21,6 +21,7 @@ from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.models import create_model, create_variant, is_polynext, read_weights, set_memory
 from polynext.models.published import check_same_entries, some
+from polynext.nn import RisingDropout
 from polynext.training.accuracy import measure_accuracy
 from polynext.training.config import TrainConfig, to_yaml
 from polynext.training.folder import RunFolder
@@ -179,6 +180,8 @@ def build_model(config: TrainConfig, classes: int, device: str | None = None) ->
     if config.model.initial_weights is not None and device != "meta":
         load_initial_weights(model, config.model.initial_weights)
     set_memory(model, chosen.memory)
+    if chosen.dropout and chosen.dropout_rises:
+        let_dropout_rise(model)
     return model
 
 
@@ -216,6 +219,13 @@ def cross_entropy(logits: Tensor, targets: Tensor, config: TrainConfig) -> Tenso
     if targets.ndim == 1:
         return F.cross_entropy(logits.float(), targets, label_smoothing=config.augment.label_smoothing)
     return F.cross_entropy(logits.float(), targets)
+
+
+def let_dropout_rise(model: Any) -> None:
+    """Makes the rate of the classifier's dropout data, so that no epoch is a new program to a compiler."""
+    for name, module in list(getattr(model, "head", nn.Identity()).named_modules()):
+        if type(module) is nn.Dropout:
+            model.head.set_submodule(name, RisingDropout(module.p))
 
 
 def set_head_dropout(model: Any, rate: float) -> None:
