@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ def test_every_recipes_images_can_be_made(augment: AugmentConfig) -> None:
     """Thousands of them: RandAugment asks for a posterised image of no bits twice in a thousand times."""
     preprocessing = Preprocessing(size=12, resize=12, mean=(0.5,) * 3, std=(0.25,) * 3)
     transform, generator = training_transform(preprocessing, augment), np.random.default_rng(0)
+    transform = pickle.loads(pickle.dumps(transform))  # as worker processes get it where they are not forked
     black = 0
     for number in range(5000):
         seed_everything(number)

@@ -76,17 +76,16 @@ class ConfiguredCommand(Generic[Config]):
         title = f"{self.prefix}{Path(named or self.default).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
             out = options.resume or options.out or Path("runs") / title
-            task = partial(self.task, options.config)
             if options.rehearse:
-                return self.rehearse(task, options.config, out)
-            run(task, options.config, out, options.resume is not None, options.profile)
+                return self.rehearse(options.config, out)
+            run(partial(self.task, options.config), options.config, out, options.resume is not None, options.profile)
         except Interrupted as stop:
             print(f"{self.name}: {stop}", file=sys.stderr)
             return stop.exit_status
         return 0
 
-    def rehearse(self, task: Callable[[Processes], Task], config: Any, out: Path) -> int:
-        report = rehearse(task, config, out)
+    def rehearse(self, config: Any, out: Path) -> int:
+        report = rehearse(self.task, config, out)
         if int(os.environ.get("RANK", 0)) == 0:
             print(with_options(str(report)))
         return 1 if report.problems else 0

@@ -6,6 +6,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 from timm.data import auto_augment, create_transform
+from torchvision.transforms import Compose
 
 from polynext.data.config import AugmentConfig
 from polynext.preprocessing import Pixels, Preprocessing
@@ -65,10 +66,7 @@ def training_transform(preprocessing: Preprocessing, augment: AugmentConfig) -> 
     for operation in (op for part in transform.transforms for op in getattr(part, "ops", ())):
         if operation.aug_fn is auto_augment.posterize:
             operation.aug_fn = posterize
-    if resized:
-        return lambda image: transform(preprocessing.coloured(image))
-    shift = Shift(preprocessing, augment)
-    return lambda image: transform(shift(image))
+    return Compose([preprocessing.coloured if resized else Shift(preprocessing, augment), transform])
 
 
 def posterize(image: Image.Image, bits_to_keep: int, **options: Any) -> Image.Image:

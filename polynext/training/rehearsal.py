@@ -14,7 +14,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,20 @@ class Rehearsal:
         return "\n".join([*lines, *([] if self.problems else ["nothing would go wrong"])])
 
 
-def rehearse(make_task: MakeTask, config: LoopConfig, out: Path, minutes: float = 6.0) -> Rehearsal:
+def rehearse(task: Callable[[Any, Processes], Task], config: LoopConfig, out: Path, minutes: float = 7.0) -> Rehearsal:
     """Rehearses a run that is to be in `out`, in about so many minutes: with fewer images at once if it must be."""
     with processes() as group:
         folder = Path(group.same(str(out.with_name(f".rehearsal-{out.name}-{os.getpid()}"))))
         missing = [parent for parent in (folder.parent, *folder.parent.parents) if not parent.exists()]
         report = Rehearsal()
+        if config.precision == "bf16" and group.device.type == "cpu" and not has_bf16_arithmetic():
+            config = replace(config, precision="float32")
+            report.problems.append(
+                "this processor has no bf16 arithmetic, and emulating it takes many times as long: give `precision` "
+                "float32, as was rehearsed."
+            )
         try:
-            run_through(report, make_task, config, RunFolder(folder), group, 60 * minutes)
+            run_through(report, partial(task, config), config, RunFolder(folder), group, 60 * minutes)
         except PolyNeXtError as error:
             report.problems.append(str(error))
         finally:
@@ -81,7 +88,7 @@ def rehearse(make_task: MakeTask, config: LoopConfig, out: Path, minutes: float 
 def run_through(
     report: Rehearsal, make_task: MakeTask, config: LoopConfig, folder: RunFolder, group: Processes, seconds: float
 ) -> None:
-    start = time.monotonic()
+    end = time.monotonic() + seconds
     task = make_task(group)
     look_at_data(report, task)
     if group.first:
@@ -91,7 +98,7 @@ def run_through(
         raise PolyNeXtError(f"a run of {task.steps} steps is too short to be rehearsed: just start it.")
     wanted = loop.micro_batch
     loop.accumulate = 1
-    foretell(report, loop, wanted, seconds - (time.monotonic() - start))
+    foretell(report, loop, wanted, end)
     step_seconds = [rehearse_phase(report, loop, name, step) for name, step in task.phases().items()]
     evaluation = rehearse_evaluation(report, loop)
     loop.save()
@@ -126,7 +133,7 @@ def unreadable(pairs: Labelled) -> list[str]:
     return sentences
 
 
-def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, seconds: float) -> None:
+def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, end: float) -> None:
     """Measures small steps and chooses how many images at once there are memory and time for."""
     if loop.group.device.type == "cuda":
         return  # fast enough to try; too little memory is an exception there, not the end of the process
@@ -136,7 +143,7 @@ def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, seconds: float)
         with counting_kept_bytes(loop.model) as kept:
             took.append(take_steps(loop, 0, 1))
     loop.progress.step = 0
-    _, fewer, more = took
+    compiling, fewer, more = took
     an_image = max(more - fewer, 0.2 * more) / (PROBES[1] - PROBES[0])
     bytes_an_image = PEAK_TO_KEPT * sum(kept.values()) / loop.micro_batch
     free = available_memory()
@@ -146,8 +153,9 @@ def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, seconds: float)
             f"{wanted} images at once need about {gigabytes(wanted * bytes_an_image)} in each process and "
             f"{gigabytes(free)} are free: give `micro_batch` {power_of_two(fits)}, or `model.memory` lean."
         )
-    steps = STEPS * len(loop.task.phases()) + 4
-    in_time = int(seconds / steps / an_image)
+    steps = STEPS * len(loop.task.phases()) + 2
+    left = end - time.monotonic() - 2 * compiling  # for evaluation, and for the new process
+    in_time = max(int(left / steps / an_image), 1)
     loop.micro_batch = min(wanted, max(PROBES[0], power_of_two(min(fits, in_time))))
     if loop.micro_batch < wanted:
         report.seen["steps"] = f"of {loop.micro_batch} images at once, for the sake of time or memory; really {wanted}"
@@ -176,11 +184,12 @@ def take_steps(loop: TrainingLoop, step: int, count: int) -> float:
     loop.model.train()
     reset_peak_memory()
     batches = loop.batches_left()
+    batch = next(batches)  # for which workers had to be started
     taken = 0.0
-    for _ in range(count):
+    for number in range(count):
         loop.skips_in_a_row = 0  # a rehearsal tells of a step that is not finite, and goes on
         start = time.monotonic()
-        loop.step([next(batches)])
+        loop.step([batch if number == 0 else next(batches)])
         taken = time.monotonic() - start
     batches.close()
     return taken
@@ -245,7 +254,8 @@ def rehearse_resume(
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
     port = group.same(free_port())
-    child = context.Process(target=resume_one_step, args=(make_task, config, images, folder, port, send))
+    method = multiprocessing.get_start_method()  # of worker processes, which a spawned process would spawn
+    child = context.Process(target=resume_one_step, args=(make_task, config, images, folder, port, method, send))
     child.start()
     send.close()
     try:
@@ -262,8 +272,11 @@ def rehearse_resume(
         report.seen["resumed"] = f"in a new process, with loss {found:.6f}, {same}"
 
 
-def resume_one_step(make_task: MakeTask, config: LoopConfig, images: int, folder: Path, port: int, send: Any) -> None:
+def resume_one_step(
+    make_task: MakeTask, config: LoopConfig, images: int, folder: Path, port: int, method: str, send: Any
+) -> None:
     """In a process of its own: what `--resume` does, and one step of it."""
+    multiprocessing.set_start_method(method, force=True)
     os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}  # not the parents' meeting
     try:
         with processes() as group:
@@ -279,6 +292,10 @@ def resume_one_step(make_task: MakeTask, config: LoopConfig, images: int, folder
         send.send(str(error))
     finally:
         send.close()
+
+
+def has_bf16_arithmetic() -> bool:
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def free_port() -> int:
