@@ -29,7 +29,7 @@ KINDS = [n for n in NAMES if n.removesuffix("_bn").endswith(("tiny", "lowres", "
 
 def image_size(name: str) -> int:
     """Small images for the four-stage networks, the default for the others."""
-    return {"lowres": 16, "micro": 16, "nano": 8}.get(name.removesuffix("_bn").split("_")[1], 64)
+    return {"lowres": 16, "micro": 16, "cipher": 32, "nano": 8}.get(name.removesuffix("_bn").split("_")[1], 64)
 
 
 def build(name: str, **options):
@@ -44,7 +44,8 @@ def images(name: str, batch: int = 2, channels: int | None = None) -> torch.Tens
 
 def test_every_name_of_the_family_is_registered() -> None:
     sizes = ["tiny", "small", "base", "large", "nano", "ablate_digits", "ablate_cifar10"]
-    expected = {f"{kind}polynext_{size}" for kind in "ca" for size in sizes} | {"cpolynext_lowres", "cpolynext_micro"}
+    expected = {f"{kind}polynext_{size}" for kind in "ca" for size in sizes}
+    expected |= {f"cpolynext_{size}" for size in ("lowres", "micro", "cipher")}
     expected |= {f"{name}_bn" for name in expected}
     assert set(NAMES) == expected == set(timm.list_models("*polynext*"))
 

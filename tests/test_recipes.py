@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,19 @@ import polynext
 from polynext.cli import main
 from polynext.data import AugmentConfig, Preprocessing, training_transform
 from polynext.data.loader import seed_everything
+from polynext.errors import PolyNeXtError
+from polynext.models import read_weights
+from polynext.nn import PolyConv
 from polynext.recipes import RECIPES, recipe
-from polynext.training import OptimizerConfig, from_yaml, to_yaml
+from polynext.training import EmaConfig, OptimizerConfig, from_yaml, to_yaml, train
 from polynext.training.classification import build_mixup
 from polynext.training.optimizer import build_optimizer
-from polynext.training.regularisation import check_regularisation
+from polynext.training.regularisation import check_regularisation, spread_of_singular_values
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
 
 
 def test_every_recipe_names_a_model_and_survives_yaml() -> None:
-    assert len(RECIPES) == 8 + 3 + 3 + 2 + 2
+    assert len(RECIPES) == 8 + 3 + 3 + 2 + 3
     for name in RECIPES:
         config = recipe(name)
         assert polynext.create_model(config.model.name, device="meta")
@@ -208,3 +212,29 @@ def test_mistakes_get_one_sentence(arguments: list[str], sentence: str, tmp_path
 def test_a_wrong_yaml_is_told_in_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(polynext.PolyNeXtError, match=sentence):
         from_yaml(text)
+
+
+def test_the_penalty_for_encryption_is_zero_for_orthogonal_maps_and_grows_towards_singular_ones() -> None:
+    model = polynext.create_model("cpolynext_nano_bn")
+    weights = [m.w_in.weight for m in model.modules() if isinstance(m, PolyConv)]
+    with torch.no_grad():
+        for weight in weights:
+            weight.copy_(3 * torch.nn.init.orthogonal_(torch.empty(weight.shape[:2]))[:, :, None, None])
+        assert spread_of_singular_values(model).abs() < 1e-5
+        spreads = []
+        for smallest in (0.5, 0.1, 0.001):
+            weights[0].copy_(torch.diag(torch.tensor([smallest] + [1.0] * (len(weights[0]) - 1)))[:, :, None, None])
+            spreads.append(spread_of_singular_values(model).item())
+    assert 0 < spreads[0] < spreads[1] < spreads[2]
+
+
+def test_the_penalty_conditions_what_it_is_trained_with(tmp_path: Path) -> None:
+    def condition(weight: float) -> float:
+        config = recipe("digits")
+        config = replace(config, model=replace(config.model, conditioning=weight), epochs=2, ema=EmaConfig(decay=0.0))
+        weights = read_weights(train(config, tmp_path / str(weight), quiet=True) / "last.safetensors")
+        return max(float(torch.linalg.cond(w[:, :, 0, 0])) for name, w in weights.items() if "w_in" in name)
+
+    assert condition(1.0) < 0.5 * condition(0.0)
+    with pytest.raises(PolyNeXtError, match="has no PolyConv"):
+        spread_of_singular_values(torch.nn.Linear(2, 2))

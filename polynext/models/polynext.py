@@ -102,6 +102,15 @@ MICRO = PolyNeXtConfig(
     stem_stride=1,
 )
 
+# For 32x32 photographs under encryption: nine products in a row, and 128 channels at 8x8 positions, of which a
+# ciphertext of 16,384 slots holds both operands of a product.
+CIPHER = PolyNeXtConfig(
+    stages=(StageConfig(width=128, cells=1, stacks=4, coarse_kernel=3),),
+    scale_logits=falling(8),
+    stem_kernel=4,
+    stem_stride=4,
+)
+
 # The baselines of ablations on a CPU: as the paper's Tiny in kind, with two inputs to cells and three stacks in them.
 ABLATE_DIGITS = PolyNeXtConfig(
     stages=(StageConfig(width=16, cells=2, stacks=3, coarse_kernel=3),),
@@ -134,6 +143,7 @@ CONFIGS = {
     "apolynext_large": with_attention(LARGE),
     "cpolynext_lowres": LOWRES,
     "cpolynext_micro": MICRO,
+    "cpolynext_cipher": CIPHER,
     "cpolynext_nano": CONV_NANO,
     "apolynext_nano": ATTENTION_NANO,
     "cpolynext_ablate_digits": ABLATE_DIGITS,
@@ -167,6 +177,7 @@ def _default_cfgs() -> dict[str, dict[str, Any]]:
     cfgs |= {
         "cpolynext_lowres": LOWRES_CFG,
         "cpolynext_micro": LOWRES_CFG,
+        "cpolynext_cipher": {**LOWRES_CFG, "pool_size": (8, 8)},
         "cpolynext_nano": NANO_CFG,
         "apolynext_nano": {**NANO_CFG, "pool_size": (4, 4)},
         "cpolynext_ablate_digits": NANO_CFG,

@@ -13,6 +13,7 @@ from polynext.training import TrainConfig
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "digits": small.digits,
     "cifar10": small.cifar10,
+    "cipher": small.cipher,
     **imagenet.RECIPES,
     **lowres.RECIPES,
     **metaformer.RECIPES,

@@ -1,5 +1,6 @@
 """Runs for laptops: our own, not the paper's."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
@@ -46,4 +47,23 @@ def cifar10() -> TrainConfig:
         micro_batch=96,
         precision="float32",
         compile=False,
+    )
+
+
+def cipher() -> TrainConfig:
+    """CPolyNeXt-Cipher on CIFAR-10, fully polynomial, to be run encrypted."""
+    base = cifar10()
+    return replace(
+        base,
+        model=ModelConfig(name="cpolynext_cipher_bn", conditioning=0.1),
+        augment=replace(base.augment, erasing=0.25),
+        optimizer=OptimizerConfig(lr=3e-3, weight_decay=0.05),
+        schedule=ScheduleConfig(warmup_epochs=2, min_lr=0.0),
+        ema=EmaConfig(decay=0.999, start=0.5),
+        epochs=40,
+        evaluate_every=2,
+        batch_size=128,
+        micro_batch=128,
+        precision="bf16",
+        compile=True,
     )

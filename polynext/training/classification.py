@@ -27,7 +27,7 @@ from polynext.training.config import TrainConfig, to_yaml
 from polynext.training.folder import RunFolder
 from polynext.training.loop import Forward, Task, run
 from polynext.training.optimizer import build_optimizer
-from polynext.training.regularisation import head_dropouts
+from polynext.training.regularisation import head_dropouts, spread_of_singular_values
 from polynext.training.report import draw_lines
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
 
@@ -78,7 +78,10 @@ class Classification(Task):
             images, targets = self.mixup(images, labels)
         logits = forward(images)
         right = (logits.argmax(dim=1) == labels).sum().item()
-        return cross_entropy(logits, targets, self.config), {"right": right, "images": len(labels)}
+        loss = cross_entropy(logits, targets, self.config)
+        if self.config.model.conditioning:
+            loss = loss + self.config.model.conditioning * spread_of_singular_values(self.model)
+        return loss, {"right": right, "images": len(labels)}
 
     def record(self, step: int, counts: dict[str, float]) -> dict[str, Any]:
         right, images = counts["right"], counts["images"]

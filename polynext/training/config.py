@@ -72,6 +72,7 @@ class ModelConfig:
         dropout_rises: whether dropout rises linearly from 0 at the first epoch or is constant.
         pretrained: start from the published weights.
         initial_weights: start from a checkpoint's; a classifier of other classes starts afresh.
+        conditioning: weight of a penalty that keeps PolyConv's W_in well-conditioned, as fast encrypted plans need it.
         memory: what is kept for the backward pass: plain is what PyTorch keeps, lean the matrix products only, at
             some cost in time; least recomputes whole cells.
     """
@@ -83,6 +84,7 @@ class ModelConfig:
     dropout_rises: bool = True
     pretrained: bool = False
     initial_weights: Path | None = None
+    conditioning: float = 0.0
     memory: Memory = "plain"
 
 
