@@ -3,23 +3,36 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8000
+PAGE := polynext/service/page/index.html
 
-.PHONY: help train serve test slow versions clean
+.PHONY: help train serve page test slow versions clean
 
 help:
 	@echo "make train    set up and train on the embedded digits"
-	@echo "make serve    set up and answer encrypted digits over HTTP"
+	@echo "make serve    set up and answer encrypted digits over HTTP, with a page in the browser"
+	@echo "make page     build that page, with Node 20 or newer"
 	@echo "make test     set up, lint, type-check and run the tests"
 	@echo "make slow     set up and run the slow tests"
 	@echo "make versions renew requirements.txt: the newest versions that pass the tests"
-	@echo "make clean    remove the environment"
+	@echo "make clean    remove the environment and the built page"
 
 train: .venv/installed
 	$(BIN)/polynext train
 
-# Prints the address when it is ready. PORT=0 takes a free one.
+# Prints the address when it is ready. PORT=0 takes a free one. Only the page needs Node.
 serve: .venv/installed
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory page; \
+	else echo "There is no npm, which builds the page: install Node 20 or newer for it. All else is served."; fi
 	$(BIN)/polynext encrypted serve --port $(PORT)
+
+page: $(PAGE)
+
+$(PAGE): web/node_modules/installed $(shell git ls-files web)
+	cd web && npm run --silent build
+
+web/node_modules/installed: web/package.json web/.npmrc
+	cd web && npm install --silent
+	touch $@
 
 test: .venv/installed
 	$(BIN)/ruff check .
@@ -39,7 +52,7 @@ versions: .venv/python
 	$(BIN)/uv pip freeze --quiet --python $(BIN)/python --exclude-editable >> requirements.txt
 
 clean:
-	rm -rf .venv
+	rm -rf .venv web/node_modules polynext/service/page
 
 # uv resolves and installs in a fraction of pip's time; it is itself installed into the environment only.
 .venv/python:

@@ -70,6 +70,7 @@ def prepare(
     memory: int = 2048,
     key_memory: int = 300,
     error: float = 1e-3,
+    samples: int = 0,
 ) -> None:
     """The server's first step: turn a trained network into a folder that can answer, and an offer for clients.
 
@@ -80,11 +81,12 @@ def prepare(
         memory: megabytes that the server's process may take.
         key_memory: megabytes that rotation keys may take.
         error: how far logits may be off, in units of the largest.
+        samples: so many test pictures go along, for everybody who opens the service's page to try.
     """
     from polynext.encrypted.prepare import prepare as prepare_server
     from polynext.runs import load_run
 
-    print_bill(prepare_server(load_run(network), out, images, limits(memory, key_memory, error)))
+    print_bill(prepare_server(load_run(network), out, images, limits(memory, key_memory, error), samples))
     print(f"\n{out / 'offer.json'} is for clients.")
 
 

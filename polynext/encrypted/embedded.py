@@ -20,14 +20,15 @@ from polynext.errors import PolyNeXtError
 
 NAME = "digits"
 WEIGHTS = Path(__file__).parents[1] / "models" / "weights" / "cpolynext_nano_bn.digits.safetensors"
-# A browser uploads half of a key set's size: few keys, at the price of more rotations.
-LIMITS = Limits(keys=200 * MEBIBYTE)
+# Few keys, at the price of more rotations: a browser sends two fifths of their size, which are to be below 60 MB.
+LIMITS = Limits(keys=120 * MEBIBYTE)
+SAMPLES = 10
 
 
 def embedded_server() -> Path:
     """The server's folder of the embedded network. The first call takes seconds, later ones find it in a cache."""
     digest = hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()[:8]
-    made_by = f"{__version__}-{digest}-{OFFER_VERSION}.{PROGRAM_VERSION}"
+    made_by = f"{__version__}-{digest}-{OFFER_VERSION}.{PROGRAM_VERSION}-{LIMITS.keys // MEBIBYTE}"
     folder = platformdirs.user_cache_path("polynext") / "prepared" / made_by / NAME
     try:
         load_server(folder, load_offer(folder))
@@ -43,7 +44,7 @@ def prepare_into(folder: Path) -> None:
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
-        prepare(load_run(WEIGHTS), Path(beside) / NAME, limits=LIMITS)
+        prepare(load_run(WEIGHTS), Path(beside) / NAME, limits=LIMITS, samples=SAMPLES)
         shutil.rmtree(folder, ignore_errors=True)
         try:
             (Path(beside) / NAME).replace(folder)

@@ -25,7 +25,8 @@ from polynext.encrypted.program_file import load_program, save_program
 from polynext.errors import PolyNeXtError
 from polynext.memory import peak_memory
 
-PROGRAM, OFFER = "program.npz", "offer.json"
+# Samples are pictures that everybody may see, to try the network with; a folder need not have them.
+PROGRAM, OFFER, SAMPLES = "program.npz", "offer.json", "samples"
 
 
 def save_server(plan: Plan, offer: Offer, folder: Path) -> None:

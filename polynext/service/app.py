@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polynext import __version__
 from polynext.service.log import logger, tell
+from polynext.service.networks import Network
 from polynext.service.reference import reference_page
 from polynext.service.refusal import Refusal
 from polynext.service.service import Service
@@ -165,6 +166,11 @@ def create_app(service: Service, tokens: Tokens | None = None) -> FastAPI:
             raise Refusal(401, "token", "this service needs a token: send it as `Authorization: Bearer TOKEN`.")
         return client
 
+    def offered(name: str) -> Network:
+        if name not in service.networks:
+            raise Refusal(404, "unknown_offer", f"there is no network {name!r} here: see the list of offers.")
+        return service.networks[name]
+
     Asking = Annotated[Client, Depends(client_of)]  # noqa: N806  (a type)
 
     @app.get("/v1/service", tags=["service"])
@@ -183,9 +189,20 @@ def create_app(service: Service, tokens: Tokens | None = None) -> FastAPI:
     @app.get("/v1/offers/{name}", tags=["offers"], responses=refusals(401, 404, 422))
     async def offer(name: Name, client: Asking) -> dict[str, Any]:
         """All that a client needs to make keys, encrypt and decrypt, and no weights."""
-        if name not in service.networks:
-            raise Refusal(404, "unknown_offer", f"there is no network {name!r} here: see the list of offers.")
-        return service.networks[name].description
+        return offered(name).description
+
+    @app.get(
+        "/v1/offers/{name}/samples/{sample}",
+        tags=["offers"],
+        response_class=FileResponse,
+        responses={200: {"content": {"image/png": {}}}, **refusals(401, 404, 422)},
+    )
+    async def sample(name: Name, sample: Name, client: Asking) -> FileResponse:
+        """A picture to try the network with."""
+        samples = offered(name).samples
+        if sample not in samples:
+            raise Refusal(404, "unknown_sample", f"{name} has no sample {sample!r}: see its offer.")
+        return FileResponse(samples[sample], media_type="image/png")
 
     @app.post(
         "/v1/keys",

@@ -12,10 +12,11 @@ import numpy as np
 from polynext.encrypted.backends import get_backend
 from polynext.encrypted.backends.protocol import Part, Ring
 from polynext.encrypted.offer import Offer
-from polynext.encrypted.server import load_offer
+from polynext.encrypted.server import SAMPLES, load_offer
 from polynext.errors import PolyNeXtError
 
 CIPHERTEXT = Part("ciphertext")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,11 @@ class Network:
     @property
     def encrypts(self) -> bool:
         return get_backend(self.offer.backend).encrypts
+
+    @cached_property
+    def samples(self) -> dict[str, Path]:
+        """Pictures to try it with, by name."""
+        return {path.name: path for path in sorted((self.folder / SAMPLES).glob("*.png")) if NAME.fullmatch(path.name)}
 
     def summary(self) -> dict[str, Any]:
         offer = self.offer
@@ -71,6 +77,7 @@ class Network:
             ],
             "request_most_bytes": ring.most_bytes(CIPHERTEXT),
             "slots": {"image": slots.tolist(), "result": offer.result_layout.codes.tolist()},
+            "samples": list(self.samples),
             "largest_result": offer.parameters.largest_result,
         }
 
@@ -98,7 +105,7 @@ def load_networks(folders: Iterable[Path], allow_unencrypted: bool = False) -> d
     networks: dict[str, Network] = {}
     for folder in folders:
         network = Network(folder.resolve().name, folder.resolve(), load_offer(folder))
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", network.name):
+        if not NAME.fullmatch(network.name):
             raise PolyNeXtError(f"{folder} gives a network its name: rename it to letters, digits, and . _ or -.")
         if network.name in networks:
             raise PolyNeXtError(f"two networks would be called {network.name!r}: rename one of their folders.")

@@ -1,0 +1,89 @@
+"""Chromium and the built page, if both are here."""
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from polynext.service.app import PAGE
+
+# Chromium keeps to the page: nothing of its own goes to the network. Containers have no sandbox to offer.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def chromium() -> str | None:
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def missing() -> str | None:
+    """Why the page cannot be tried in a browser here, and the cure."""
+    if not (PAGE / "index.html").is_file():
+        return "the page is not built: make page"
+    if chromium() is None:
+        return "there is no Chromium: apt-get install chromium"
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed: pip install '.[dev]'"
+    return None
+
+
+@contextmanager
+def browser(**options: Any) -> Iterator[Any]:
+    """A window of a new Chromium, with nothing remembered from others."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
+        context = playwright.chromium.launch_persistent_context(
+            profile, executable_path=chromium(), args=FLAGS, headless=True, **options
+        )
+        try:
+            yield context
+        finally:
+            context.close()
+
+
+THREE = [
+    (0.30, 0.22), (0.38, 0.13), (0.50, 0.10), (0.62, 0.14), (0.67, 0.25), (0.64, 0.37), (0.55, 0.45), (0.45, 0.48),
+    (0.58, 0.51), (0.68, 0.60), (0.71, 0.72), (0.65, 0.83), (0.53, 0.90), (0.40, 0.88), (0.28, 0.79),
+]  # fmt: skip
+
+
+def draw(page: Any, line: list[tuple[float, float]]) -> None:
+    """A line with the pointer, in shares of the sheet."""
+    box = page.locator("#pad").bounding_box()
+    points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in line]
+    page.mouse.move(*points[0])
+    page.mouse.down()
+    for point in points[1:]:
+        page.mouse.move(*point)
+    page.mouse.up()
+
+
+def logits(page: Any, seconds: float = 120) -> list[float]:
+    """Waits for the answer, and reads it off the bars."""
+    page.wait_for_selector("#answer strong", timeout=1000 * seconds)
+    return page.eval_on_selector_all("#bars li", "rows => rows.map(row => Number(row.dataset.logit))")
+
+
+def ledger(page: Any) -> dict[str, tuple[int, int]]:
+    """Milliseconds and bytes of each step."""
+    rows = page.eval_on_selector_all("#ledger tr", "rows => rows.map(row => ({...row.dataset}))")
+    return {row["step"]: (int(row["milliseconds"]), int(row["bytes"] or 0)) for row in rows}
+
+
+def save_picture(page: Any, path: Path) -> None:
+    """The upper part of the page, down to the end of the three panes."""
+    page.evaluate("scrollTo(0, 0)")
+    height = page.locator(".flow").bounding_box()["y"] + page.locator(".flow").bounding_box()["height"]
+    clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height + 32}
+    page.screenshot(path=path, clip=clip, full_page=True)

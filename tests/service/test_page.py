@@ -1,0 +1,182 @@
+"""The page in a browser: draw a three, get a 3, and nothing that could tell it leaves the tab."""
+
+import base64
+import io
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polynext.encrypted.embedded import WEIGHTS, embedded_server
+from polynext.encrypted.offer import Offer
+from polynext.preprocessing import open_picture
+from polynext.runs import load_run
+from polynext.service import app
+from tests.encrypted.conftest import logits as logits_in_the_clear
+from tests.service import browser
+from tests.service.conftest import Running, Start
+from tests.service.test_seal import Recorder
+
+in_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing() or "")
+
+
+@dataclass
+class Visit:
+    """Somebody who opened the page, drew a three and has the answer."""
+
+    page: Any
+    running: Running
+    recorder: Recorder
+    drawn: np.ndarray
+    answer: list[float]
+    requested: list[str] = field(default_factory=list)
+
+    def seen(self) -> np.ndarray:
+        """What the network gets, as the page shows it."""
+        picture = self.page.eval_on_selector("#seen", "canvas => canvas.toDataURL()")
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))).convert("L"))
+
+    def ask(self) -> list[float]:
+        self.page.click("#ask")
+        return browser.logits(self.page)
+
+
+@pytest.fixture(scope="module")
+def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
+    running = Running(tmp_path_factory.mktemp("service"), embedded_server())
+    requested: list[str] = []
+    try:
+        with Recorder(running.url) as recorder, browser.browser(viewport={"width": 1280, "height": 960}) as context:
+            context.on("request", lambda request: requested.append(request.url))
+            page = context.new_page()
+            page.goto(recorder.url)
+            page.wait_for_selector("#samples button")
+            browser.draw(page, browser.THREE)
+            made = Visit(page, running, recorder, np.empty(0), [], requested)
+            made.drawn = made.seen()
+            made.answer = made.ask()
+            yield made
+    finally:
+        running.stop()
+
+
+def python_logits(pixels: np.ndarray) -> np.ndarray:
+    """Of eight by eight grey pixels, in the clear."""
+    run = load_run(WEIGHTS)
+    prepared = run.preprocessing.normalise(Image.fromarray(pixels)).astype(np.float64)
+    return logits_in_the_clear(run.model, prepared[None])[0]
+
+
+def assert_close(found: list[float], wanted: np.ndarray) -> None:
+    assert np.abs(np.array(found) - wanted).max() < 1e-3 * np.abs(wanted).max()
+
+
+@in_browser
+def test_a_drawn_three_is_a_three(visit: Visit) -> None:
+    assert visit.page.inner_text("#answer strong") == "3"
+    assert visit.page.inner_text("#bars .best .class") == "3"
+    assert_close(visit.answer, python_logits(visit.drawn))
+
+
+@in_browser
+def test_neither_key_nor_pixels_leave_the_tab(visit: Visit) -> None:
+    (worker,) = visit.page.workers
+    pieces = worker.evaluate(
+        """() => ['none', 'zlib', 'zstd'].flatMap((mode) => {
+            const bytes = vault.secretKey.saveToArray(vault.seal.ComprModeType[mode])
+            return [200, 5000, bytes.length >> 1].map((at) => btoa(String.fromCharCode(...bytes.slice(at, at + 48))))
+        })"""
+    )
+    offer = Offer.load(embedded_server() / "offer.json")
+    prepared = offer.preprocessing.normalise(Image.fromarray(visit.drawn)).astype(np.float64)
+    private = [base64.b64decode(piece) for piece in pieces]
+    private += [visit.drawn.tobytes()[8:40], visit.drawn.astype("<f8").tobytes()[64:128]]
+    private += [prepared.tobytes()[64:128], prepared.astype("<f4").tobytes()[32:64]]
+    private += [offer.pack(prepared[None]).tobytes()[:96], ",".join(map(str, visit.drawn.flat[8:24])).encode()]
+    on_disk = b"".join(path.read_bytes() for path in visit.running.data.rglob("*") if path.is_file())
+    traffic = bytes(visit.recorder.traffic)
+    assert len(traffic) > 4e7 and len(on_disk) > 4e7
+    assert not any(piece in seen for piece in private for seen in (traffic, on_disk))
+
+
+@in_browser
+def test_no_other_host_is_asked(visit: Visit) -> None:
+    assert len(visit.requested) > 20
+    assert all(re.match(rf"{visit.recorder.url}/|blob:{visit.recorder.url}/|data:", url) for url in visit.requested)
+
+
+@in_browser
+def test_the_offer_suits_a_browser(visit: Visit) -> None:
+    offer = Offer.load(embedded_server() / "offer.json")
+    assert offer.parameters.ring_degree <= 2**14
+    assert browser.ledger(visit.page)["send keys"][1] <= 60e6
+
+
+@in_browser
+def test_a_picture_of_ones_own(visit: Visit, tmp_path: Path) -> None:
+    """Preprocessed as Python would: upright, resized, grey. Dark ink on paper is turned around first."""
+    digit = Image.open(next(iter(visit.running.networks["digits"].samples.values()))).resize((57, 40))
+    turned = Image.fromarray(255 - np.asarray(digit.convert("RGB")))
+    turned.save(tmp_path / "paper.png")
+    visit.page.set_input_files("#file", tmp_path / "paper.png")
+    visit.page.wait_for_selector("#swap:checked")
+    run = load_run(WEIGHTS)
+    black = Image.fromarray(255 - np.asarray(open_picture(tmp_path / "paper.png")))
+    wanted = logits_in_the_clear(run.model, run.preprocessing(black).astype(np.float64)[None])[0]
+    assert_close(visit.ask(), wanted)
+
+
+@in_browser
+def test_the_keyboard_is_enough(visit: Visit) -> None:
+    page = visit.page
+    page.click("#clear")
+    page.focus("#file")
+    for _ in range(20):
+        page.keyboard.press("Shift+Tab")
+        if page.evaluate("document.activeElement.id") == "pad":
+            break
+    page.keyboard.press(" ")
+    for _ in range(12):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert len(browser.logits(page)) == 10
+    assert page.inner_text("#answer strong") == "1"
+
+
+@in_browser
+def test_it_fits_a_phone_and_the_night(visit: Visit) -> None:
+    page = visit.page
+    grounds = set()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        grounds.add(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+        for width in (320, 390, 820):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert len(grounds) == 2
+
+
+@in_browser
+def test_whoever_leaves_is_forgotten(visit: Visit) -> None:
+    store = visit.running.service.store
+    assert list(store.keys.iterdir())
+    visit.page.goto("about:blank")
+    end = time.monotonic() + 10
+    while list(store.keys.iterdir()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not list(store.keys.iterdir())
+
+
+def test_without_a_page_everything_else_is_served(
+    start: Start, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "PAGE", tmp_path / "none")
+    http = start(folder).http()
+    assert "<code>make page</code>" in http.get("/").text
+    assert http.get("/v1/offers").json()[0]["name"] == "small"

@@ -1,0 +1,71 @@
+"""Pictures and what becomes of them, for every client that is not Python.
+
+The page's own test reads the same file. `python -m tests.service.test_vectors` writes it.
+"""
+
+import base64
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polynext.preprocessing import Preprocessing
+
+FILE = Path(__file__).parents[2] / "web" / "test" / "vectors.json"
+DIGITS = Preprocessing()
+COLOUR = Preprocessing(size=32, resize=32, mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616))
+SQUASHED = Preprocessing(size=12, resize=14, crop="squash", interpolation="bilinear", mean=(0.1307,), std=(0.3081,))
+CASES = {
+    "a drawing becomes eight by eight": (DIGITS, (64, 64)),
+    "eight by eight stays as it is": (DIGITS, (8, 8)),
+    "a wide picture loses its sides": (DIGITS, (31, 19)),
+    "an odd margin is rounded to even": (Preprocessing(size=4, resize=7), (30, 21)),
+    "a tiny picture is enlarged": (DIGITS, (3, 5)),
+    "colour": (COLOUR, (45, 60)),
+    "colour as it is": (COLOUR, (32, 32)),
+    "squashed, bilinear, and cropped": (SQUASHED, (40, 25)),
+}
+
+
+def picture(width: int, height: int) -> Image.Image:
+    """Noise with edges, so that every rounding counts."""
+    pixels = np.random.default_rng(width * height).integers(0, 256, size=(height, width, 3), dtype=np.uint8)
+    pixels[height // 3 : height // 2] = 255
+    pixels[:, width // 2 : width // 2 + 2] = 0
+    return Image.fromarray(pixels)
+
+
+def vector(name: str) -> dict[str, Any]:
+    preprocessing, (width, height) = CASES[name]
+    given = picture(width, height)
+    return {
+        "name": name,
+        "preprocessing": json.loads(json.dumps(preprocessing.to_json())),
+        "width": width,
+        "height": height,
+        "pixels": base64.b64encode(given.tobytes()).decode(),
+        "values": base64.b64encode(preprocessing(given).astype("<f4").tobytes()).decode(),
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pictures_become_what_the_vectors_say(name: str) -> None:
+    assert vector(name) in json.loads(FILE.read_text())
+
+
+
+@pytest.mark.skipif(not (FILE.parents[1] / "node_modules").is_dir(), reason="no web/node_modules: make page")
+def test_the_page_makes_the_same_of_them() -> None:
+    npm = shutil.which("npm")
+    assert npm is not None
+    result = subprocess.run([npm, "test"], cwd=FILE.parents[1], capture_output=True, text=True, check=False)
+    assert result.returncode == 0 and f"# pass {len(CASES)}" in result.stdout, result.stdout + result.stderr
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps([vector(name) for name in CASES], indent=1) + "\n")

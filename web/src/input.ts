@@ -1,0 +1,116 @@
+/** The picture to ask about: drawn, opened, dropped, pasted, or one of the examples. */
+import { find, make } from './dom.ts'
+import type { Offer } from './offer.ts'
+import { Pad } from './pad.ts'
+import { isBright, negative, openPicture, show } from './pictures.ts'
+import { coloured, type Picture, preprocess, resized } from './preprocessing.ts'
+import type { Service } from './service.ts'
+
+export class Input {
+  private offer: Offer | undefined
+  private chosen: Picture | undefined
+  private readonly sheet = find('sheet')
+  private readonly photo = find<HTMLCanvasElement>('photo')
+  private readonly seen = find<HTMLCanvasElement>('seen')
+  private readonly swap = find<HTMLInputElement>('swap')
+  private readonly pad = new Pad(find<HTMLCanvasElement>('pad'), () => this.update())
+
+  constructor(
+    private readonly service: Service,
+    private readonly changed: () => void,
+    private readonly failed: (error: unknown) => void,
+  ) {
+    const file = find<HTMLInputElement>('file')
+    file.addEventListener('change', () => {
+      this.open(file.files?.[0])
+      file.value = ''
+    })
+    for (const name of ['dragover', 'dragleave', 'drop'] as const)
+      document.addEventListener(name, (event) => this.drag(event))
+    document.addEventListener('paste', (event) => this.open(event.clipboardData?.files[0]))
+    find('clear').addEventListener('click', () => this.clear())
+    this.swap.addEventListener('change', () => this.update())
+  }
+
+  /** Drawing is for networks that read grey pictures. */
+  get drawable(): boolean {
+    return this.offer?.preprocessing.mean.length === 1
+  }
+
+  async use(offer: Offer): Promise<void> {
+    this.offer = offer
+    find('pad').hidden = !this.drawable
+    find('sheet-hint').textContent = this.drawable ? 'Draw a digit here' : 'Choose a picture below, or drop one here'
+    this.clear()
+    const samples = find('samples')
+    samples.replaceChildren()
+    samples.classList.toggle('photos', !this.drawable)
+    const pictures = await Promise.all(offer.samples.map((name) => this.service.sample(offer.name, name)))
+    if (this.offer === offer) samples.append(...pictures.map((file, i) => this.sample(file, offer.samples[i]!)))
+  }
+
+  /** What is asked about, before the network's own preprocessing. */
+  picture(): Picture | undefined {
+    if (!this.chosen) return this.pad.empty ? undefined : this.pad.picture()
+    return this.swap.checked ? negative(this.chosen) : this.chosen
+  }
+
+  values(): Float32Array | undefined {
+    const picture = this.picture()
+    return picture && preprocess(picture, this.offer!.preprocessing)
+  }
+
+  repaint(): void {
+    this.pad.paint()
+  }
+
+  private clear(): void {
+    this.chosen = undefined
+    this.pad.clear()
+  }
+
+  private async open(file: Blob | undefined): Promise<void> {
+    if (!file || !this.offer) return
+    try {
+      const picture = await openPicture(file)
+      this.pad.clear()
+      this.chosen = picture
+      this.swap.checked = this.drawable && isBright(picture)
+      this.update()
+    } catch (error) {
+      this.failed(error)
+    }
+  }
+
+  private sample(file: Blob, name: string): HTMLButtonElement {
+    const label = name.replace(/\.\w+$/, '').replaceAll(/[-_]/g, ' ')
+    const address = URL.createObjectURL(file)
+    const image = make('img', { src: address, alt: '', onload: () => URL.revokeObjectURL(address) })
+    return make('button', { type: 'button', title: label, ariaLabel: label, onclick: () => void this.open(file) }, image)
+  }
+
+  private drag(event: DragEvent): void {
+    event.preventDefault()
+    this.sheet.classList.toggle('dropping', event.type === 'dragover')
+    if (event.type === 'drop') void this.open(event.dataTransfer?.files[0])
+  }
+
+  private update(): void {
+    const picture = this.picture()
+    this.sheet.classList.toggle('filled', picture !== undefined)
+    this.photo.hidden = !this.chosen
+    if (this.chosen) show(picture!, this.photo)
+    find('swap-label').hidden = !(this.chosen && this.drawable)
+    find<HTMLButtonElement>('clear').disabled = !picture
+    if (this.offer) this.showSeen(picture, this.offer)
+    this.changed()
+  }
+
+  private showSeen(picture: Picture | undefined, { preprocessing }: Offer): void {
+    const { size, mean } = preprocessing
+    const channels = mean.length
+    const black = { width: size, height: size, channels, data: new Uint8Array(size * size * channels) }
+    show(picture ? resized(coloured(picture, channels), preprocessing) : black, this.seen)
+    find('seen-text').textContent = `What the network gets: ${size} × ${size} ${channels === 1 ? 'grey' : 'colour'} pixels`
+  }
+}

@@ -1,0 +1,171 @@
+/** The page: a picture in, its encrypted journey, the answer out. */
+import { find, make, megabytes } from './dom.ts'
+import { Input } from './input.ts'
+import { drawBytes } from './noise.ts'
+import { type Offer, pixelsOf, type Summary } from './offer.ts'
+import { Refusal, Service } from './service.ts'
+import { type Listener, Session } from './session.ts'
+import { offerThemes } from './theme.ts'
+import { Ledger, showAnswer, showFacts, told, Work } from './view.ts'
+
+/** Keys up to this size are made when the page is opened, larger ones when they are needed. */
+const SMALL_KEYS = 150e6
+
+const service = new Service()
+const ledger = new Ledger()
+const making = new Work('key')
+const serving = new Work('server')
+const noise = find<HTMLCanvasElement>('noise')
+const askButton = find<HTMLButtonElement>('ask')
+const input = new Input(service, update, trouble)
+let session: Session | undefined
+let sent: Uint8Array | undefined
+let busy = false
+
+const listener: Listener = {
+  makingKeys(share) {
+    const text = share < 1 ? 'Making keys, here and for this visit only.' : 'The secret key is made, and stays in this tab.'
+    making.tell(text, share)
+  },
+  sendingKeys(share, bytes) {
+    serving.tell(`Receiving evaluation keys, ${megabytes(bytes)}, this once.`, share)
+    find('fact-keys').textContent = megabytes(bytes)
+  },
+  encrypted(ciphertext) {
+    sent = ciphertext
+    find('fact-ciphertext').textContent = megabytes(ciphertext.length)
+    noise.ariaLabel = 'The ciphertext as a picture: noise'
+    noise.parentElement!.classList.add('filled')
+    drawBytes(ciphertext, noise)
+  },
+  serving: (job) => serving.tell(...told(job)),
+  did(entry) {
+    ledger.add(entry)
+    if (entry.step === 'fetch') find('fact-answer').textContent = megabytes(entry.bytes!)
+  },
+}
+
+async function ask(): Promise<void> {
+  const values = input.values()
+  if (!session || !values || busy) return
+  const { offer } = session
+  busy = true
+  trouble(undefined)
+  update()
+  showAnswer(offer, undefined)
+  ledger.clear('encrypt', 'send', 'compute', 'fetch', 'decrypt')
+  try {
+    showAnswer(offer, await session.ask(values))
+  } catch (error) {
+    if (session.offer === offer) trouble(error)
+    serving.tell('Waiting for a question.')
+  } finally {
+    busy = false
+    find('forget').hidden = false
+    update()
+  }
+}
+
+/** Turns to a network, with keys of its own. */
+async function use(summary: Summary): Promise<void> {
+  leave()
+  const offer = await service.offer(summary.name)
+  session = new Session(offer, service, listener)
+  input.use(offer).catch(trouble)
+  find('lead').textContent = lead(offer)
+  showFacts(offer, `about ${megabytes(summary.upload_bytes)}`)
+  showAnswer(offer, undefined)
+  update()
+  if (summary.upload_bytes <= SMALL_KEYS) session.keys().catch(trouble)
+  else making.tell(`Keys for this network are large, ${megabytes(summary.upload_bytes)}: they are made when you ask.`)
+}
+
+function leave(): void {
+  session?.end().catch(() => undefined)
+  session = undefined
+  ledger.clear('make keys', 'send keys', 'encrypt', 'send', 'compute', 'fetch', 'decrypt')
+  find('forget').hidden = true
+  noise.parentElement!.classList.remove('filled')
+  serving.tell('Waiting for a question.')
+}
+
+function lead(offer: Offer): string {
+  const how = input.drawable ? 'Draw a digit' : 'Choose a picture'
+  return (
+    `${how}. Your browser encrypts its ${pixelsOf(offer).toLocaleString('en')} pixels, the server runs a whole neural ` +
+    'network on the ciphertext, and only your browser can read the answer.'
+  )
+}
+
+function update(): void {
+  askButton.disabled = busy || !session || !input.picture()
+  askButton.textContent = busy ? 'Asking…' : 'Encrypt and ask'
+}
+
+function trouble(error: unknown): void {
+  const place = find('trouble')
+  place.hidden = error === undefined
+  if (error === undefined) return
+  const sentence = error instanceof Error ? error.message : String(error)
+  place.textContent = sentence.charAt(0).toUpperCase() + sentence.slice(1)
+}
+
+function showOffers(offers: Summary[]): void {
+  const place = find('offers')
+  place.hidden = offers.length < 2
+  place.replaceChildren(
+    ...offers.map((offer, i) => {
+      const choice = make('input', { type: 'radio', name: 'offer', value: offer.name, checked: i === 0 })
+      choice.addEventListener('change', () => use(offer).catch(trouble))
+      return make('label', {}, choice, offer.name)
+    }),
+  )
+}
+
+async function start(): Promise<void> {
+  if (!isSecureContext)
+    throw new Error('browsers encrypt only on pages that came safely: open this one by https, or at 127.0.0.1.')
+  const { token_required, version } = await service.about()
+  find('version').textContent = `polynext ${version}`
+  if (token_required) service.token = await askForToken()
+  const all = await service.offers()
+  const offers = all.filter((offer) => offer.backend === 'seal')
+  if (!offers[0]) throw new Error('this service offers no network that a browser can ask.')
+  showOffers(offers)
+  await use(offers[0])
+}
+
+/** Asks until the service takes it. It is kept in this tab's memory only. */
+function askForToken(): Promise<string> {
+  const form = find<HTMLFormElement>('token-form')
+  form.hidden = false
+  return new Promise((resolve) => {
+    form.addEventListener('submit', async (event) => {
+      event.preventDefault()
+      service.token = find<HTMLInputElement>('token').value.trim()
+      try {
+        await service.offers()
+        form.hidden = true
+        trouble(undefined)
+        resolve(service.token)
+      } catch (error) {
+        trouble(error instanceof Refusal && error.status === 401 ? new Error('this token is not known here.') : error)
+      }
+    })
+  })
+}
+
+askButton.addEventListener('click', () => void ask())
+find('pad').addEventListener('keydown', (event) => {
+  if (event.key === 'Enter') void ask()
+})
+find('forget').addEventListener('click', () => location.reload())
+addEventListener('pagehide', () => leave())
+addEventListener('pageshow', (event) => {
+  if (event.persisted) location.reload() // the keys are gone
+})
+offerThemes(() => {
+  input.repaint()
+  if (sent) drawBytes(sent, noise)
+})
+start().catch(trouble)

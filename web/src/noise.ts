@@ -1,0 +1,23 @@
+/** Bytes as a picture: one square for each, from the first on. What is encrypted looks like noise, and is. */
+
+const SIDE = 48
+/** Where SEAL's headers end. */
+const BODY = 256
+
+export function drawBytes(bytes: Uint8Array, canvas: HTMLCanvasElement): void {
+  Object.assign(canvas, { width: SIDE, height: SIDE })
+  const image = new ImageData(SIDE, SIDE)
+  const style = getComputedStyle(canvas)
+  const [dark, bright] = ['--noise-dark', '--noise-bright'].map((name) => rgb(style.getPropertyValue(name)))
+  for (let i = 0; i < SIDE * SIDE; i++) {
+    const share = bytes[BODY + i]! / 255
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = dark![c]! + share * (bright![c]! - dark![c]!)
+    image.data[4 * i + 3] = 255
+  }
+  canvas.getContext('2d')!.putImageData(image, 0, 0)
+}
+
+/** The channels of a colour as computed styles have it: rgb(1, 2, 3). */
+function rgb(colour: string): number[] {
+  return (colour.match(/[\d.]+/g) ?? []).slice(0, 3).map(Number)
+}

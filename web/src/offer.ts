@@ -1,0 +1,56 @@
+/** What a service tells of a network: all that a client needs, and no weights. */
+
+export interface Preprocessing {
+  size: number
+  resize: number
+  crop: 'centre' | 'squash'
+  interpolation: 'bicubic' | 'bilinear'
+  mean: number[]
+  std: number[]
+}
+
+export interface Summary {
+  name: string
+  fingerprint: string
+  backend: string
+  classes: string[]
+  image_shape: number[]
+  upload_bytes: number
+  seconds: number
+}
+
+export interface Part {
+  name: string
+  step: number | null
+}
+
+export interface Offer {
+  name: string
+  fingerprint: string
+  classes: string[]
+  image_shape: number[]
+  preprocessing: Preprocessing
+  seal: { poly_modulus_degree: number; coeff_modulus_bits: number[]; input_scale: number } | null
+  parts: Part[]
+  slots: { image: number[]; result: number[][] }
+  samples: string[]
+  largest_result: number
+  bill: { rotations: number; plaintext_products: number; ciphertext_products: number; seconds: number }
+}
+
+export function pixelsOf(offer: Offer): number {
+  return offer.image_shape.reduce((product, side) => product * side, 1)
+}
+
+/** Normalised pixels where the network wants them: slot s gets entry `slots.image[s]`, if there is one. */
+export function pack(offer: Offer, values: Float32Array): Float64Array {
+  return Float64Array.from(offer.slots.image, (entry) => values[entry] ?? 0)
+}
+
+/** The logits in the slots of a decrypted answer. One beyond what the offer promises is no answer. */
+export function unpack(offer: Offer, slots: Float64Array): number[] {
+  const logits = (offer.slots.result[0] ?? []).map((slot) => slots[slot] ?? Number.NaN)
+  if (!logits.every((logit) => Math.abs(logit) <= offer.largest_result))
+    throw new Error('this picture is too unlike those the network learned from: its answer went out of range.')
+  return logits
+}

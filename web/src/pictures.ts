@@ -1,0 +1,44 @@
+/** Somebody's own picture as RGB: upright, and on white where it is transparent. */
+import type { Picture } from './preprocessing.ts'
+
+export async function openPicture(file: Blob): Promise<Picture> {
+  let bitmap: ImageBitmap
+  try {
+    bitmap = await createImageBitmap(file, { imageOrientation: 'from-image', colorSpaceConversion: 'none' })
+  } catch {
+    throw new Error('this is not a picture that the browser can read: take a PNG or JPEG file.')
+  }
+  const { width, height } = bitmap
+  const pen = contextOf(width, height)
+  pen.fillStyle = 'white'
+  pen.fillRect(0, 0, width, height)
+  pen.drawImage(bitmap, 0, 0)
+  bitmap.close()
+  const { data } = pen.getImageData(0, 0, width, height)
+  const rgb = new Uint8Array(3 * width * height)
+  for (let i = 0; i < width * height; i++) rgb.set(data.subarray(4 * i, 4 * i + 3), 3 * i)
+  return { width, height, channels: 3, data: rgb }
+}
+
+/** The picture with light and dark exchanged: networks that read ink expect it bright on black. */
+export function negative(picture: Picture): Picture {
+  return { ...picture, data: picture.data.map((value) => 255 - value) }
+}
+
+/** Whether a picture is mostly bright, like paper. */
+export function isBright({ data }: Picture): boolean {
+  return data.reduce((sum, value) => sum + value, 0) > 127 * data.length
+}
+
+export function show({ width, height, channels, data }: Picture, canvas: HTMLCanvasElement): void {
+  Object.assign(canvas, { width, height })
+  const image = new ImageData(width, height)
+  for (let i = 0; i < width * height; i++)
+    for (let c = 0; c < 4; c++) image.data[4 * i + c] = c === 3 ? 255 : data[i * channels + (channels === 3 ? c : 0)]!
+  canvas.getContext('2d')!.putImageData(image, 0, 0)
+}
+
+export function contextOf(width: number, height: number): CanvasRenderingContext2D {
+  const canvas = Object.assign(document.createElement('canvas'), { width, height })
+  return canvas.getContext('2d', { willReadFrequently: true })!
+}

@@ -1,0 +1,121 @@
+/** Everything between a picture and its answer, for one network: keys, request, waiting, decryption. */
+import type { Offer } from './offer.ts'
+import { type Job, Refusal, type Service } from './service.ts'
+import { type KeyPart, Vault } from './vault.ts'
+
+/** Something that was done: where, how long it took, and how many bytes it made or moved. */
+export interface Entry {
+  step: 'make keys' | 'send keys' | 'encrypt' | 'send' | 'compute' | 'fetch' | 'decrypt'
+  milliseconds: number
+  bytes?: number
+}
+
+export interface Listener {
+  makingKeys(share: number): void
+  sendingKeys(share: number, bytes: number): void
+  encrypted(ciphertext: Uint8Array): void
+  serving(job: Job): void
+  did(entry: Entry): void
+}
+
+export class Session {
+  private readonly vault = new Vault()
+  private made: Promise<KeyPart[]> | undefined
+  private sent: string | undefined
+
+  constructor(
+    readonly offer: Offer,
+    private readonly service: Service,
+    private readonly listener: Listener,
+  ) {}
+
+  /** The evaluation keys, made once. */
+  keys(): Promise<KeyPart[]> {
+    this.made ??= this.makeKeys()
+    return this.made
+  }
+
+  /** The logits of a picture. */
+  async ask(values: Float32Array): Promise<number[]> {
+    const keys = await this.keys()
+    const started = performance.now()
+    const ciphertext = await this.vault.encrypt(values)
+    this.did('encrypt', started, ciphertext.length)
+    this.listener.encrypted(ciphertext)
+    const job = Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, '0')).join('')
+    await this.request(job, keys, new Blob([ciphertext]))
+    const ended = await this.service.follow(job, (state) => this.listener.serving(state))
+    const computed = 1000 * ((ended.finished ?? 0) - (ended.started ?? 0))
+    this.listener.did({ step: 'compute', milliseconds: computed })
+    const fetched = performance.now()
+    const answer = await this.service.answer(job)
+    this.did('fetch', fetched, answer.length)
+    const logits = await this.decrypt(answer)
+    void this.service.forgetJob(job).catch(() => undefined)
+    return logits
+  }
+
+  /** Throws the keys away, here and at the server. */
+  async end(): Promise<void> {
+    this.vault.close()
+    if (this.sent) await this.service.forgetKeys(this.sent)
+  }
+
+  private async makeKeys(): Promise<KeyPart[]> {
+    const started = performance.now()
+    const parts: KeyPart[] = []
+    const steps = this.offer.parts.length + 1
+    this.listener.makingKeys(0)
+    await this.vault.open(this.offer)
+    for (const number of this.offer.parts.keys()) {
+      this.listener.makingKeys((number + 1) / steps)
+      parts.push(await this.vault.evaluationKey(number))
+    }
+    this.listener.makingKeys(1)
+    this.did('make keys', started, sizeOf(parts))
+    return parts
+  }
+
+  /** Sends the request, and before it the keys if the server lacks them: it may have forgotten them. */
+  private async request(job: string, keys: KeyPart[], ciphertext: Blob): Promise<void> {
+    for (const again of [true, false]) {
+      this.sent ??= await this.sendKeys(keys)
+      const started = performance.now()
+      try {
+        this.listener.serving(await this.service.ask(job, this.offer.name, this.sent, ciphertext))
+        this.did('send', started, ciphertext.size)
+        return
+      } catch (error) {
+        const forgotten = error instanceof Refusal && ['unknown_keys', 'keys_incomplete'].includes(error.code)
+        if (!forgotten || !again) throw error
+        this.sent = undefined
+      }
+    }
+  }
+
+  private async sendKeys(keys: KeyPart[]): Promise<string> {
+    const started = performance.now()
+    const bytes = sizeOf(keys)
+    this.listener.sendingKeys(0, bytes)
+    const id = await this.service.sendKeys(this.offer.fingerprint, keys, (share) =>
+      this.listener.sendingKeys(share, bytes),
+    )
+    this.did('send keys', started, bytes)
+    return id
+  }
+
+  private async decrypt(answer: Uint8Array): Promise<number[]> {
+    const started = performance.now()
+    const logits = await this.vault.decrypt(answer)
+    this.did('decrypt', started)
+    return logits
+  }
+
+  private did(step: Entry['step'], started: number, bytes?: number): void {
+    this.listener.did({ step, milliseconds: performance.now() - started, ...(bytes !== undefined && { bytes }) })
+  }
+}
+
+function sizeOf(parts: KeyPart[]): number {
+  return parts.reduce((sum, { blob }) => sum + blob.size, 0)
+}

@@ -1,0 +1,90 @@
+/** The page's side of the vault: calls that its thread answers. */
+import type { Offer } from './offer.ts'
+
+/** A part of the evaluation keys, ready to be sent. */
+export interface KeyPart {
+  name: string
+  blob: Blob
+  sha256: string
+}
+
+export interface Calls {
+  evaluationKey(number: number): Promise<KeyPart>
+  encrypt(values: Float32Array): Promise<Uint8Array<ArrayBuffer>>
+  decrypt(answer: Uint8Array): Promise<number[]>
+}
+
+export interface Request {
+  id: number
+  call: 'open' | keyof Calls
+  given: unknown
+}
+
+export type Reply = { id: number; result: unknown } | { id: number; error: string }
+
+export class Vault implements Calls {
+  private readonly worker = new Worker(new URL('./vault.worker.ts', import.meta.url), { type: 'module' })
+  private readonly waiting = new Map<number, PromiseWithResolvers<unknown>>()
+  private calls = 0
+
+  constructor() {
+    this.worker.onmessage = ({ data }: MessageEvent<Reply>) => {
+      const { resolve, reject } = this.waiting.get(data.id)!
+      this.waiting.delete(data.id)
+      if ('error' in data) reject(new Error(data.error))
+      else resolve(data.result)
+    }
+    this.worker.onerror = () => this.end('the part of this page that encrypts could not be loaded: load it again.')
+  }
+
+  private ask<Result>(call: Request['call'], given: unknown): Promise<Result> {
+    const answer = withResolvers<unknown>()
+    this.waiting.set(++this.calls, answer)
+    this.worker.postMessage({ id: this.calls, call, given } satisfies Request)
+    return answer.promise as Promise<Result>
+  }
+
+  /** Makes a secret key for an offer. */
+  open(offer: Offer): Promise<void> {
+    return this.ask('open', offer)
+  }
+
+  evaluationKey(number: number): Promise<KeyPart> {
+    return this.ask('evaluationKey', number)
+  }
+
+  encrypt(values: Float32Array): Promise<Uint8Array<ArrayBuffer>> {
+    return this.ask('encrypt', values)
+  }
+
+  decrypt(answer: Uint8Array): Promise<number[]> {
+    return this.ask('decrypt', answer)
+  }
+
+  /** Forgets the secret key. */
+  close(): void {
+    this.end('the keys were thrown away.')
+  }
+
+  private end(why: string): void {
+    this.worker.terminate()
+    for (const { reject } of this.waiting.values()) reject(new Error(why))
+    this.waiting.clear()
+  }
+}
+
+interface PromiseWithResolvers<T> {
+  promise: Promise<T>
+  resolve: (value: T) => void
+  reject: (reason: unknown) => void
+}
+
+function withResolvers<T>(): PromiseWithResolvers<T> {
+  let resolve!: (value: T) => void
+  let reject!: (reason: unknown) => void
+  const promise = new Promise<T>((yes, no) => {
+    resolve = yes
+    reject = no
+  })
+  return { promise, resolve, reject }
+}
