@@ -58,7 +58,6 @@ def test_pictures_become_what_the_vectors_say(name: str) -> None:
     assert vector(name) in json.loads(FILE.read_text())
 
 
-
 @pytest.mark.skipif(not (FILE.parents[1] / "node_modules").is_dir(), reason="no web/node_modules: make page")
 def test_the_page_makes_the_same_of_them() -> None:
     npm = shutil.which("npm")

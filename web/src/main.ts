@@ -29,7 +29,6 @@ const listener: Listener = {
   },
   sendingKeys(share, bytes) {
     serving.tell(`Receiving evaluation keys, ${megabytes(bytes)}, this once.`, share)
-    find('fact-keys').textContent = megabytes(bytes)
   },
   encrypted(ciphertext) {
     sent = ciphertext
@@ -41,6 +40,7 @@ const listener: Listener = {
   serving: (job) => serving.tell(...told(job)),
   did(entry) {
     ledger.add(entry)
+    if (entry.step === 'make keys') find('fact-keys').textContent = megabytes(entry.bytes!)
     if (entry.step === 'fetch') find('fact-answer').textContent = megabytes(entry.bytes!)
   },
 }
@@ -53,6 +53,7 @@ async function ask(): Promise<void> {
   trouble(undefined)
   update()
   showAnswer(offer, undefined)
+  find('fact-answer').textContent = '–'
   ledger.clear('encrypt', 'send', 'compute', 'fetch', 'decrypt')
   try {
     showAnswer(offer, await session.ask(values))

@@ -30,7 +30,9 @@ class Vault implements Calls {
 
   static async open(offer: Offer): Promise<Vault> {
     if (!offer.seal) throw new Error('this network is not encrypted with SEAL, which is all that this page speaks.')
-    const seal = await initialise({ locateFile: () => wasm })
+    const seal = await initialise({ locateFile: () => wasm }).catch(() => {
+      throw new Error('this browser cannot run SEAL, which is WebAssembly with exceptions: take a newer one.')
+    })
     const { poly_modulus_degree: degree, coeff_modulus_bits: bits } = offer.seal
     const parameters = new seal.EncryptionParameters(seal.SchemeType.ckks)
     parameters.setPolyModulusDegree(degree)

@@ -1,0 +1,101 @@
+"""What a visit of the page takes, and what asking from Python does: `make page`, then `python -m benchmarks.page`.
+
+Each visit opens the page in a new Chromium, draws a three as soon as it can, asks, and asks again. In between, a new
+Python client does the same. `--pictures docs/figures` also saves the page as the docs show it.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polynext.cli.table import table
+from polynext.encrypted.embedded import embedded_server
+from polynext.encrypted.remote import connect
+from polynext.preprocessing import open_picture
+from tests.service import browser
+from tests.service.conftest import Running
+
+WINDOW = {"width": 1240, "height": 900}
+
+
+def visit(url: str, answers: int, pictures: Path | None) -> tuple[list[float], dict[str, tuple[int, int]]]:
+    """Seconds from opening the page to the first answer, then from each question to its answer; the page's ledger."""
+    with browser.browser(viewport=WINDOW, device_scale_factor=2, color_scheme="light") as context:
+        page = context.new_page()
+        start = time.perf_counter()
+        page.goto(url)
+        page.wait_for_selector("#samples button")
+        browser.draw(page, browser.THREE)
+        page.click("#ask")
+        browser.logits(page, 600)
+        took = [time.perf_counter() - start]
+        first = browser.ledger(page)
+        while len(took) < answers:
+            start = time.perf_counter()
+            page.click("#ask")
+            page.wait_for_selector("#answer .none")
+            browser.logits(page, 600)
+            took.append(time.perf_counter() - start)
+        if pictures is not None:
+            save_pictures(page, pictures)
+    return took, first
+
+
+def save_pictures(page: Any, folder: Path) -> None:
+    for scheme, name in (("light", "page"), ("dark", "page-dark")):
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_timeout(1000)  # until transitions are over
+        browser.save_picture(page, folder / f"{name}.png")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_timeout(1000)
+    browser.save_picture(page, folder / "page-phone.png")
+
+
+def ask(running: Running, picture: Path, answers: int) -> list[float]:
+    """The same from Python."""
+    with tempfile.TemporaryDirectory() as folder:
+        client = connect(running.url, keys=Path(folder) / "keys", progress=lambda what, share: None)
+        took = []
+        for _ in range(answers):
+            start = time.perf_counter()
+            client.predict([open_picture(picture)])
+            took.append(time.perf_counter() - start)
+        client.forget_keys()
+        return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--visits", type=int, default=3)
+    parser.add_argument("--answers", type=int, default=4, help="of each visit")
+    parser.add_argument("--pictures", type=Path, help="folder for pictures of the page")
+    given = parser.parse_args()
+    if why := browser.missing():
+        raise SystemExit(f"this needs the page and a browser, and {why}.")
+    folder = embedded_server()
+    with tempfile.TemporaryDirectory() as data:
+        running = Running(Path(data), folder)
+        sample = next(iter(running.networks["digits"].samples.values()))
+        visits, asked = [], []
+        for number in range(given.visits):
+            visits.append(visit(running.url, given.answers, given.pictures if number == 0 else None))
+            asked.append(ask(running, sample, given.answers))
+        running.stop()
+    steps = {step: [ledger[step] for _, ledger in visits] for step in visits[0][1]}
+    rows = [
+        (step, f"{statistics.median(ms for ms, _ in all_) / 1000:.2f} s", f"{all_[0][1] / 1e6:.2f} MB")
+        for step, all_ in steps.items()
+    ]
+    print(table(("first visit", "time", "size"), rows, left=(0,)))
+    for what, times in (("page", [took for took, _ in visits]), ("Python", asked)):
+        first, later = np.array([t[0] for t in times]), np.array([t[1:] for t in times])
+        print(f"{what}: first answer after {np.median(first):.1f} s, the next after {np.median(later):.1f} s")
+
+
+if __name__ == "__main__":
+    main()
