@@ -135,7 +135,10 @@ function drawLines(context: CanvasRenderingContext2D, lines: Point[][], thicknes
   for (const line of lines) {
     context.beginPath()
     context.moveTo(...line[0]!)
-    for (const point of line) context.lineTo(...point)
+    // Curves from the middle of one piece to the middle of the next: a hand draws no corners between two samples.
+    for (const [i, [x, y]] of line.slice(0, -1).entries())
+      context.quadraticCurveTo(x, y, (x + line[i + 1]![0]) / 2, (y + line[i + 1]![1]) / 2)
+    context.lineTo(...line.at(-1)!)
     context.stroke()
   }
 }
