@@ -2,7 +2,7 @@
 import { find, make, megabytes } from './dom.ts'
 import { Input } from './input.ts'
 import { drawBytes } from './noise.ts'
-import { type Offer, pixelsOf, type Summary } from './offer.ts'
+import type { Offer, Summary } from './offer.ts'
 import { Refusal, Service } from './service.ts'
 import { type Listener, Session } from './session.ts'
 import { offerThemes } from './theme.ts'
@@ -48,7 +48,8 @@ const listener: Listener = {
 async function ask(): Promise<void> {
   const values = input.values()
   if (!session || !values || busy) return
-  const { offer } = session
+  const mine = session
+  const { offer } = mine
   busy = true
   trouble(undefined)
   update()
@@ -56,9 +57,10 @@ async function ask(): Promise<void> {
   find('fact-answer').textContent = '–'
   ledger.clear('encrypt', 'send', 'compute', 'fetch', 'decrypt')
   try {
-    showAnswer(offer, await session.ask(values))
+    const logits = await mine.ask(values)
+    if (mine === session) showAnswer(offer, logits)
   } catch (error) {
-    if (session.offer === offer) trouble(error)
+    if (mine === session) trouble(error)
     serving.tell('Waiting for a question.')
   } finally {
     busy = false
@@ -70,14 +72,16 @@ async function ask(): Promise<void> {
 /** Turns to a network, with keys of its own. */
 async function use(summary: Summary): Promise<void> {
   leave()
+  trouble(undefined)
   const offer = await service.offer(summary.name)
-  session = new Session(offer, service, listener)
+  const mine = new Session(offer, service, listener)
+  session = mine
   input.use(offer).catch(trouble)
   find('lead').textContent = lead(offer)
   showFacts(offer, `about ${megabytes(summary.upload_bytes)}`)
   showAnswer(offer, undefined)
   update()
-  if (summary.upload_bytes <= SMALL_KEYS) session.keys().catch(trouble)
+  if (summary.upload_bytes <= SMALL_KEYS) mine.keys().catch((error) => mine === session && trouble(error))
   else making.tell(`Keys for this network are large, ${megabytes(summary.upload_bytes)}: they are made when you ask.`)
 }
 
@@ -91,9 +95,10 @@ function leave(): void {
 }
 
 function lead(offer: Offer): string {
+  const { size } = offer.preprocessing
   const how = input.drawable ? 'Draw a digit' : 'Choose a picture'
   return (
-    `${how}. Your browser encrypts its ${pixelsOf(offer).toLocaleString('en')} pixels, the server runs a whole neural ` +
+    `${how}. Your browser encrypts its ${(size * size).toLocaleString('en')} pixels, the server runs a whole neural ` +
     'network on the ciphertext, and only your browser can read the answer.'
   )
 }

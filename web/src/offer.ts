@@ -28,7 +28,6 @@ export interface Offer {
   name: string
   fingerprint: string
   classes: string[]
-  image_shape: number[]
   preprocessing: Preprocessing
   seal: { poly_modulus_degree: number; coeff_modulus_bits: number[]; input_scale: number } | null
   parts: Part[]
@@ -36,10 +35,6 @@ export interface Offer {
   samples: string[]
   largest_result: number
   bill: { rotations: number; plaintext_products: number; ciphertext_products: number; seconds: number }
-}
-
-export function pixelsOf(offer: Offer): number {
-  return offer.image_shape.reduce((product, side) => product * side, 1)
 }
 
 /** Normalised pixels where the network wants them: slot s gets entry `slots.image[s]`, if there is one. */
