@@ -17,7 +17,7 @@ from polynext.data.sets import Split
 from polynext.errors import PolyNeXtError
 from polynext.models import PUBLISHED, create_model, is_polynext, load_weights, read_weights
 from polynext.models.checkpoints import identify, model_for, read_checkpoint, read_metadata, stored_classes
-from polynext.models.published import is_published
+from polynext.models.published import embedded_weights, is_published
 from polynext.preprocessing import Preprocessing
 from polynext.training import TrainConfig, build_model, from_yaml
 
@@ -133,6 +133,8 @@ def from_file(path: Path) -> Run:
 def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = False) -> Run:
     if not timm.is_model(bare(name)):
         raise PolyNeXtError(f"{name!r} is neither a model nor the folder or file of a run: see `polynext models`.")
+    if pretrained and (embedded := embedded_weights(name)):  # its file tells the whole run
+        return replace(from_name(name, embedded), checkpoint=None, tag=embedded.stem.split(".")[1])
     if checkpoint is None:
         model: Any = create_model(name, pretrained=pretrained)
         weights, tag = ("published", model.pretrained_cfg.get("tag")) if pretrained else ("untrained", None)

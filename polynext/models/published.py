@@ -36,6 +36,13 @@ PUBLISHED = {
 WEIGHTS = Path(__file__).parent / "weights"
 EMBEDDED = ("cpolynext_nano_bn.digits",)
 
+
+def embedded_weights(name: str) -> Path | None:
+    """The file that comes with the package for a model's name, with its tag or without; None if there is none."""
+    tags = [tagged for tagged in EMBEDDED if name in (tagged, tagged.split(".")[0])]
+    return WEIGHTS / f"{tags[0]}.safetensors" if tags else None
+
+
 # The published operators are numbered through a cell: six a stack with PolyConv, three with PolyAttention.
 CONV_STACK = {
     "0": "mixer.w_in",
