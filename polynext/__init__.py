@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from polynext.preprocessing import Preprocessing
     from polynext.runs import Run, load_run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "PolyNeXtError",
