@@ -5,13 +5,14 @@ BIN := .venv/bin
 PORT ?= 8000
 PAGE := polynext/service/page/index.html
 
-.PHONY: help train serve page test slow versions clean
+.PHONY: help train serve page test docs slow versions clean
 
 help:
 	@echo "make train    set up and train on the embedded digits"
 	@echo "make serve    set up and answer encrypted digits over HTTP, with a page in the browser"
 	@echo "make page     build that page, with Node 20 or newer"
 	@echo "make test     set up, lint, type-check and run the tests"
+	@echo "make docs     set up and build the documentation, build/docs/index.html"
 	@echo "make slow     set up and run the slow tests"
 	@echo "make versions renew requirements.txt: the newest versions that pass the tests"
 	@echo "make clean    remove the environment and the built page"
@@ -39,6 +40,11 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto
+
+# Warnings are errors, among them links that lead nowhere. A test builds it too.
+docs: .venv/installed
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+	@echo "build/docs/index.html"
 
 slow: .venv/installed
 	$(BIN)/pytest -m slow

@@ -1,24 +1,35 @@
-"""The documentation: its Python runs, its commands parse, its links lead somewhere."""
+"""The documentation: its Python runs, its numbers are as printed, its commands parse, its links lead somewhere."""
 
+import doctest
 import re
 import runpy
 import shlex
 from pathlib import Path
 
+import nbformat
 import pytest
 import timm
+from nbclient import NotebookClient
 
+import polynext
 from polynext.cli import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+WRITTEN = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "reference"]  # that one is generated
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *WRITTEN]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in TUTORIALS], ids=name_of)
 def test_python_in_the_docs_runs(page: Path, monkeypatch) -> None:
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: create(name, **options))
@@ -27,7 +38,28 @@ def test_python_in_the_docs_runs(page: Path, monkeypatch) -> None:
         exec(block, names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in page.read_text()], ids=name_of)
+def test_numbers_in_the_docs_are_as_printed(page: Path) -> None:
+    text = "\n\n".join(blocks(page, "pycon"))
+    test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
+
+
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda p: p.stem)
+def test_tutorials_run_as_notebooks(tutorial: Path, tmp_path: Path, monkeypatch) -> None:
+    """The notebooks are the tutorials, and end with the picture that the tutorial shows."""
+    notebooks = runpy.run_path(str(DOCS / "notebooks.py"))
+    written = notebooks["place"](tutorial).read_text()
+    assert written == notebooks["notebook"](tutorial), "run `python docs/notebooks.py`"
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    content = nbformat.reads(written, as_version=4)
+    NotebookClient(content, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert (tmp_path / f"tutorial_{tutorial.stem}.png").is_file()
+    assert (DOCS / "figures" / f"tutorial_{tutorial.stem}.png").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for text, target in re.findall(r"\[([^]]*)\]\(([^)]+)\)", page.read_text()):
         if target.startswith(("http", "#")):
@@ -60,6 +92,21 @@ def test_commands_in_the_docs_exist(arguments: list[str], capsys) -> None:
         assert "batch_size" in capsys.readouterr().out
 
 
-def test_the_api_reference_lists_every_public_name() -> None:
-    api = runpy.run_path(str(ROOT / "docs" / "api.py"))
-    assert (ROOT / "docs" / "api.md").read_text() == api["page"](), "run `python docs/api.py`"
+def test_model_cards_tell_what_the_weights_and_the_paper_say() -> None:
+    for file, text in runpy.run_path(str(DOCS / "cards.py"))["pages"]().items():
+        assert (DOCS / "cards" / file).read_text() == text, "run `python docs/cards.py`"
+
+
+def test_a_release_is_called_the_same_everywhere() -> None:
+    (newest,) = re.findall(r"^## ([\d.]+) ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[:1]
+    (cited,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)
+    assert newest == cited == polynext.__version__
+
+
+def test_published_versions_are_listed_the_newest_first(tmp_path: Path) -> None:
+    publish = runpy.run_path(str(DOCS / "publish.py"))["publish"]
+    (built := tmp_path / "built").mkdir()
+    (pages := tmp_path / "pages").mkdir()
+    for ref in ("main", "v0.9.0", "v0.10.0"):
+        versions = publish(built, pages, ref)
+    assert versions == ["0.10.0", "0.9.0", "latest"]

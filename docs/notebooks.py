@@ -1,0 +1,57 @@
+"""Writes docs/notebooks: each tutorial as a notebook, without outputs. `python docs/notebooks.py`
+
+With --figures it also runs the tutorials, or those named after it, which renews the pictures that they end with.
+"""
+
+import contextlib
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TUTORIALS = sorted((HERE / "tutorials").glob("*.md"))
+CODE = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+LOCAL = re.compile(r"\]\((?!http|#)([^)]+)\)")
+SITE = "https://github.com/polynext/polynext/blob/main/docs/tutorials/"
+
+
+def notebook(tutorial: Path) -> str:
+    """The tutorial's Python as cells, and all the rest as text between them."""
+    parts = CODE.split(tutorial.read_text())
+    cells = [cell(part.strip(), code=i % 2 == 1, number=i) for i, part in enumerate(parts) if part.strip()]
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+
+
+def cell(text: str, code: bool, number: int) -> dict:
+    about = {"id": f"part-{number}", "metadata": {}}
+    if code:
+        return {"cell_type": "code", "execution_count": None, **about, "outputs": [], "source": lines(text)}
+    return {"cell_type": "markdown", **about, "source": lines(LOCAL.sub(rf"]({SITE}\1)", text))}
+
+
+def lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+def place(tutorial: Path) -> Path:
+    return HERE / "notebooks" / f"{tutorial.stem}.ipynb"
+
+
+def renew_figures(names: list[str]) -> None:
+    for tutorial in [t for t in TUTORIALS if not names or t.stem in names]:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            exec("\n".join(CODE.findall(tutorial.read_text())), {"__name__": "tutorial"})
+            for picture in Path(folder).glob("tutorial_*.png"):
+                shutil.copy(picture, HERE / "figures")
+
+
+if __name__ == "__main__":
+    for each in TUTORIALS:
+        place(each).parent.mkdir(exist_ok=True)
+        place(each).write_text(notebook(each))
+    if sys.argv[1:2] == ["--figures"]:
+        renew_figures(sys.argv[2:])
