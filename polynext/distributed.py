@@ -46,6 +46,11 @@ class Processes:
                 dist.broadcast(tensor, src=0)
 
 
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def alone() -> Processes:
     """One process, on a GPU if there is one."""
     return Processes(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -299,7 +299,8 @@ def test_failed_runs_show_in_the_exit_status(tmp_path: Path, monkeypatch, capsys
     with pytest.raises(SystemExit) as stop:
         main(["ablate", "addition", "--seeds", "1", "--budget", "1", "--out", str(tmp_path)])
     assert stop.value.code == 1
-    assert "1 run(s) failed: the same command tries them again" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "1 run(s) failed, the same command tries them again; the first: its process died with status 3" in error
 
 
 def die_of_the_first(sweep: Sweep, trials: list[Trial], out: Path, threads: int) -> None:

@@ -111,6 +111,27 @@ def test_a_table_is_run_once_and_written_with_what_is_missing(tmp_path: Path, mo
     assert "ran bad again" in shown.out and "ran good again" not in shown.out
 
 
+WAITING = """
+import os, signal, sys
+def save(*given):
+    print("saved")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("training", flush=True)
+os.kill(os.getppid(), signal.SIGTERM)
+signal.pause()
+"""
+
+
+def test_interrupted_it_lets_the_command_under_way_save(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(experiments, "PROGRAM", (sys.executable, "-c", WAITING))
+    one = Cell(row="a", column="b", printed="1", experiment=Experiment("a", (("train", "--out", "run"), ("evaluate",))))
+    monkeypatch.setitem(TABLES, "7", Table("Toys", lambda setup: iter([one])))
+    assert main(["reproduce", "7", "--out", str(tmp_path)]) == 130
+    assert "go on with the same command" in capsys.readouterr().err
+    assert (tmp_path / "results" / "a.log").read_text() == "training\nsaved\n"
+
+
 def test_a_result_of_other_commands_is_none_of_this_task(tmp_path: Path) -> None:
     results = Results(tmp_path)
     results.folder.mkdir()
@@ -125,6 +146,8 @@ def test_ablations_say_what_scale_they_are_of() -> None:
     assert row.experiment is not None and row.experiment.commands[0][2:4] == ("--recipe", "digits")
     assert row.read({"rows": [{"name": "addition", "diverged_at_step": {}, "differences": [-1.0, -2.0]}]}) == "-1.5"
     assert row.read({"rows": [{"name": "addition", "diverged_at_step": {"0": 7}}]}) == "diverged at step 7"
+    rows = cells("3", scale="digits")
+    assert len({c.experiment for c in rows}) == len(rows)  # a row that fails is no other's failure
     assert [name for name, one in TABLES.items() if one.scaled] == ["3", "4", "5", "dropin"]
 
 

@@ -12,13 +12,10 @@ import json
 import math
 import multiprocessing
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,11 +23,13 @@ import torch
 from polynext.ablation.baselines import FAMILIES, baselines, shortened
 from polynext.ablation.rows import ROWS
 from polynext.data import DataConfig, load_examples
+from polynext.distributed import cores
 from polynext.errors import PolyNeXtError
 from polynext.files import write_atomically
 from polynext.models import is_polynext
 from polynext.training import DivergedError, Interrupted, TrainConfig, train
 from polynext.training.folder import RunFolder
+from polynext.training.stopping import termination_as_interrupt
 
 SECONDS_BETWEEN_LOOKS = 0.5
 STEPS_BETWEEN_DIAGNOSTICS = 10
@@ -224,21 +223,3 @@ def write_result(trial: Trial, out: Path, result: dict[str, Any]) -> None:
     folder = trial.folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "result.json", json.dumps(result).encode())
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """While inside, SIGTERM ends the sweep as Ctrl-C does."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -81,9 +81,10 @@ def main(
     else:
         print(table(HEADER, table_rows(outcomes), left=(0, 1, 7)))
         print(f"\n{folder / 'report.json'}, {folder / 'report.png'}")
-    failed = sum(len(one.errors) for one in outcomes)
+    failed = [error for one in outcomes for error in one.errors.values()]
     if failed and not report:
-        print(f"polynext ablate: {failed} run(s) failed: the same command tries them again", file=sys.stderr)
+        again = "the same command tries them again"
+        print(f"polynext ablate: {len(failed)} run(s) failed, {again}; the first: {failed[0]}", file=sys.stderr)
         raise SystemExit(1)
 
 

@@ -13,6 +13,7 @@ from polynext.evaluation import ALL_NAMES
 from polynext.models import check_model
 from polynext.reproduction import TABLES, Setup, reproduce
 from polynext.reproduction.report import markdown
+from polynext.training.stopping import termination_as_interrupt
 
 PLACES = (*ALL_NAMES, "ade20k")
 
@@ -33,8 +34,9 @@ def main(
 ) -> int:
     """Run what a table of the paper takes, and write it with the paper's figures beside ours.
 
-    Every command that it takes is shown, and run in a process of its own. Interrupted, the same command goes on; what
-    is done is not done again. Where data, weights or a network are missing, the table says which and why.
+    Every command that it takes is shown, and run in a process of its own, whose log is in OUT/results. Interrupted, the
+    same command goes on; what is done is not done again. Where data, weights or a network are missing, the table says
+    which and why.
 
     Args:
         tables: 1 to 7, dropin, S1 to S5, figure-1; without one, all are listed.
@@ -76,7 +78,12 @@ def main(
         batch_size=batch_size,
         workers=workers,
     )
-    records = [reproduce(name, setup, tell=lambda line: print(line, file=sys.stderr)) for name in tables]
+    try:
+        with termination_as_interrupt():
+            records = [reproduce(name, setup, tell=lambda line: print(line, file=sys.stderr)) for name in tables]
+    except KeyboardInterrupt:
+        print("polynext reproduce: stopped, all saved: go on with the same command", file=sys.stderr)
+        return 130
     if json:
         print(jsonlib.dumps(records, indent=2))
     else:

@@ -16,7 +16,7 @@ class DataConfig:
         root: folder of the data, or a .npz with train_x, train_y, test_x, test_y; not needed for digits.
         download: fetch cifar10 or svhn into root if they are not there.
         preprocessing: how an image becomes what the network takes.
-        workers: processes that prepare images beside the one that trains; 0 for none.
+        workers: processes that prepare images beside the one that trains, at most one for each core; 0 for none.
         most_memory: gigabytes up to which decoded images are kept, so that none is decoded twice.
         limit: use this many training images only, the same number of each class as far as that goes; 0 for all.
     """

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from polynext.data.examples import Examples
 from polynext.data.transforms import Transform
+from polynext.distributed import cores
 from polynext.errors import PolyNeXtError
 
 
@@ -101,6 +102,7 @@ def evaluation_batches(
 
 
 def load(prepared: Dataset, chosen: list[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    workers = min(workers, cores())  # more would wait for each other
     loader = DataLoader(
         prepared,
         batch_sampler=chosen,

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from polynext.files import write_atomically
 
@@ -61,20 +61,31 @@ class Results:
         """Runs an experiment, and returns what went wrong if something did."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file(experiment).unlink(missing_ok=True)
-        printed = ""
-        with self.file(experiment, "log").open("w") as log:
-            for command in experiment.commands:
+        printed = b""
+        with self.file(experiment, "log").open("wb") as log:
+            for number, command in enumerate(experiment.commands, 1):
                 arguments = [str(self.file(experiment)) if a == RESULT else a for a in resumed(command)]
-                done = subprocess.run([*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=log, text=True)
-                printed = done.stdout
-                log.flush()
-                if done.returncode:
-                    return last_line(self.file(experiment, "log")) or f"it ended with status {done.returncode}"
+                kept = experiment.prints and number == len(experiment.commands)
+                status, printed = run_program(arguments, log, kept)
+                if status:
+                    return last_line(self.file(experiment, "log")) or f"it ended with status {status}"
         if experiment.prints:
-            write_atomically(self.file(experiment), printed.encode())
+            write_atomically(self.file(experiment), printed)
         commands = self.commands() | {experiment.name: experiment.commands}
         write_atomically(self.folder / "experiments.json", json.dumps(commands, indent=2).encode())
         return None
+
+
+def run_program(arguments: list[str], log: BinaryIO, kept: bool) -> tuple[int, bytes]:
+    """Runs `polynext` and returns its status and, if that is kept, what it prints; interrupted, it may still save."""
+    with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE if kept else log, stderr=log) as program:
+        try:
+            printed, _ = program.communicate()
+        except KeyboardInterrupt:
+            program.terminate()
+            program.wait()
+            raise
+    return program.returncode, printed or b""
 
 
 def resumed(command: Sequence[str]) -> list[str]:

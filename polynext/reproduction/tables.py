@@ -237,11 +237,11 @@ def ablation(number: str, table: str) -> Callable[[Setup], Cells]:
 def ablation_cells(setup: Setup, number: str, table: str) -> Cells:
     """Differences from the baseline, in points. Below ImageNet's scale they are another experiment than the paper's."""
     differences = {row["row"]: row["difference"] for row in paper.rows(number)}
-    command: Arguments = ("ablate", table, "--recipe", setup.scale, "--seeds", str(setup.seeds), "--json")
+    options: Arguments = ("--recipe", setup.scale, "--seeds", str(setup.seeds), "--json")
     if setup.scale in setup.data:
-        command += ("--root", str(setup.data[setup.scale]))
-    command += ("--budget", str(setup.budget), "--images", str(setup.images))
-    command += ("--out", str(setup.out / "runs" / f"ablate-{setup.scale}"))
+        options += ("--root", str(setup.data[setup.scale]))
+    options += ("--budget", str(setup.budget), "--images", str(setup.images))
+    options += ("--out", str(setup.out / "runs" / f"ablate-{setup.scale}"))
     for row in ABLATIONS[table]:
         cell = functools.partial(Cell, row=row.name, column="difference", printed=differences.get(row.name, ""))
         if setup.scale != "digits" and setup.scale not in setup.data:
@@ -249,7 +249,8 @@ def ablation_cells(setup: Setup, number: str, table: str) -> Cells:
         elif reason := obstacle(row.name, setup.scale):
             yield cell(missing=reason)
         else:
-            experiment = Experiment(f"ablate-{setup.scale}.{table}", (command,), prints=True)
+            command = ("ablate", row.name, *options)  # one for each row: what fails is that row's alone
+            experiment = Experiment(f"ablate-{setup.scale}.{row.name}", (command,), prints=True)
             yield cell(experiment=experiment, read=functools.partial(difference, name=row.name))
 
 

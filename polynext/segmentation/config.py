@@ -50,7 +50,7 @@ class SegmentationDataConfig:
         distortion: whether brightness, contrast, saturation and hue vary.
         mean: per channel, of pixel values in 0 to 1.
         std: per channel.
-        workers: processes that prepare images beside the one that trains.
+        workers: processes that prepare images beside the one that trains, at most one for each core.
     """
 
     name: Literal["ade20k", "camvid", "folder"] = "ade20k"

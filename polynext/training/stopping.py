@@ -54,3 +54,17 @@ class StopRequest:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """While inside, SIGTERM is what Ctrl-C is: who started other processes can end them before going."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
