@@ -24,13 +24,13 @@ from polynext.data import DataConfig, Preprocessing
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.evaluation.corruptions import CORRUPTIONS, corrupt
-from polynext.evaluation.measure import paper_figure
+from polynext.evaluation.measure import evaluate, paper_figure
 from polynext.evaluation.scores import ALEXNET_ERRORS, mean_corruption_error, score
 from polynext.evaluation.sets import open_corrupted, open_set, synsets
 from polynext.paper import published_figure
 from polynext.recipes import recipe
 from polynext.runs import Run, digest
-from polynext.training import train
+from polynext.training import TrainConfig, train
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 COLOUR = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -110,6 +110,14 @@ def test_imagenets_relatives_are_scored_among_their_classes(tmp_path: Path) -> N
         score(Brightest(10), chosen, ALONE)
     image_folders(tmp_path / "r", synsets("imagenet-r"))
     assert open_set("imagenet-r", replace(data, root=tmp_path / "r")).preprocessing.interpolation == "bilinear"
+
+
+def test_a_relative_of_imagenet_is_not_looked_for_in_its_folder(tmp_path: Path) -> None:
+    config = TrainConfig(data=DataConfig(name="imagenet", root=tmp_path, preprocessing=COLOUR))
+    run = Run("none", Brightest(1000), COLOUR, config=config)
+    for name in ("imagenet-a", "imagenet-c"):
+        with pytest.raises(PolyNeXtError, match=f"{name} needs its folder as `root`: none was given"):
+            evaluate(run, name)
 
 
 def test_what_is_not_the_data_set_is_named(tmp_path: Path) -> None:

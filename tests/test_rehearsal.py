@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -109,6 +110,7 @@ def test_every_segmentation_recipe_can_be_rehearsed(name: str, scenes: Path, tmp
     report = rehearse(NarrowSegmentation, config, tmp_path / "run", minutes=0.01)
     assert [problem for problem in report.problems if "bf16" not in problem] == []
     assert {"first steps", "end of warmup", "last steps", "evaluation"} <= report.seen.keys()
+    assert f"iteration {config.iterations - 2}/{config.iterations}" in report.seen["last steps"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,6 +121,13 @@ def test_a_rehearsal_resumes_in_a_new_process_and_leaves_nothing(tmp_path: Path,
     assert "nothing would go wrong" in said and ", the same" in said
     for word in ("memory", "images/s", "minutes", "disk"):
         assert word in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rehearsal_that_is_ended_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rehearsal, "rehearse_evaluation", lambda *given: signal.raise_signal(signal.SIGTERM))
+    assert main(["train", "digits", "--rehearse", "--data.limit", "128"]) == 130
     assert list(tmp_path.iterdir()) == []
 
 

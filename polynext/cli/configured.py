@@ -16,6 +16,7 @@ from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.training import Interrupted, Task, rehearse, run, to_yaml
 from polynext.training.config import read_config
+from polynext.training.stopping import termination_as_interrupt
 
 Config = TypeVar("Config")
 
@@ -85,7 +86,8 @@ class ConfiguredCommand(Generic[Config]):
         return 0
 
     def rehearse(self, config: Any, out: Path) -> int:
-        report = rehearse(self.task, config, out)
+        with termination_as_interrupt():  # so that nothing is left behind
+            report = rehearse(self.task, config, out)
         if int(os.environ.get("RANK", 0)) == 0:
             print(with_options(str(report)))
         return 1 if report.problems else 0

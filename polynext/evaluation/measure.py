@@ -51,7 +51,8 @@ def evaluate(
     name = data or own.name
     if name not in (*ALL_NAMES, own.name):
         raise PolyNeXtError(f"there is no evaluation set {name!r}: choose one of {', '.join(ALL_NAMES)}.")
-    place = replace(own, root=root or (own.root if name.startswith(own.name) else None))
+    same_images = name.removesuffix("-c").removesuffix("-real") == own.name and name != "imagenet-c"
+    place = replace(own, root=root or (own.root if same_images else None))
     about = describe(run, name, place.root)
     if name.endswith("-c"):
         return about | evaluate_corrupted(run, about, place, group, batch_size, workers, partial)

@@ -91,7 +91,8 @@ def corrupted_folder(data: DataConfig, corruption: str, severity: int) -> Path:
 
 def folder_of(root: Path | None, name: str) -> Path:
     if root is None or not root.is_dir():
-        raise PolyNeXtError(f"{name} needs its folder as `root`: there is none at {root}.")
+        found = f"there is none at {root}" if root else "none was given"
+        raise PolyNeXtError(f"{name} needs its folder as `root`: {found}.")
     if name in ("imagenet", "imagenet-real"):
         for inner in SPLIT_FOLDERS["test"]:
             if (root / inner).is_dir():

@@ -196,9 +196,10 @@ def take_steps(loop: TrainingLoop, step: int, count: int) -> float:
 
 
 def rehearse_phase(report: Rehearsal, loop: TrainingLoop, name: str, step: int) -> float:
-    skipped, last = loop.progress.skipped, loop.task.steps - STEPS - 1
+    skipped = loop.progress.skipped
+    step = min(step, loop.task.steps - STEPS - 1)  # with one more left for the resumed run
     try:
-        seconds = take_steps(loop, min(step, last), STEPS)  # with one more left for the resumed run
+        seconds = take_steps(loop, step, STEPS)
     except torch.OutOfMemoryError as error:
         raise PolyNeXtError(
             f"{loop.micro_batch} images at once do not fit into the memory of {loop.group.device}: give a smaller "
@@ -262,7 +263,11 @@ def rehearse_resume(
         found: float | str = receive.recv()
     except EOFError:
         found = "it ended before its first step"
-    child.join()
+    except KeyboardInterrupt:
+        child.terminate()
+        raise
+    finally:
+        child.join()
     if isinstance(found, str):
         report.problems.append(f"a resumed run does not go on: {found}")
     elif not math.isclose(found, expected, rel_tol=LOSS_TOLERANCE):
