@@ -10,7 +10,14 @@ class PolyNeXtError(ValueError):
 
 
 def require_at_least(least: float, **given: float) -> None:
-    """Raises if one of these settings is lower."""
+    """Raises if one of these settings is lower, or no number."""
     for name, value in given.items():
-        if value < least:
+        if not value >= least:
             raise PolyNeXtError(f"`{name}` is {value}: give at least {least}.")
+
+
+def require_share(whole: bool = True, **given: float) -> None:
+    """Raises if one of these settings is not between 0 and 1; unless they may be the whole, 1 is too much."""
+    for name, value in given.items():
+        if not (0 <= value < 1 or (whole and value == 1)):
+            raise PolyNeXtError(f"`{name}` is {value}: give at least 0 and {'at most' if whole else 'less than'} 1.")

@@ -178,6 +178,13 @@ def test_fields_are_set_on_the_command_line(capsys) -> None:
         (["train", "--micro-batch", "0", "--out", "OUT"], "micro-batch is 0: give at least 1"),
         (["train", "--seed", "-1", "--out", "OUT"], "seed is -1: give at least 0"),
         (["train", "--optimizer.lr", "-1", "--out", "OUT"], "optimizer.lr is -1.0: give at least 0"),
+        (["train", "--optimizer.lr", "nan", "--out", "OUT"], "optimizer.lr is nan: give at least 0"),
+        (["train", "--optimizer.betas", "0.9", "1", "--out", "OUT"], "betas is 1.0: give at least 0 and less than 1"),
+        (["train", "--ema.decay", "2", "--out", "OUT"], "--ema.decay is 2.0: give at least 0 and less than 1"),
+        (["train", "--model.dropout", "1.5", "--out", "OUT"], "--model.dropout is 1.5: give at least 0"),
+        (["train", "--augment.hflip", "2", "--out", "OUT"], "--augment.hflip is 2.0: give at least 0 and at most 1"),
+        (["train", "--augment.rand-augment", "much", "--out", "OUT"], "timm has no policy 'much'"),
+        (["segment", "train", "--optimizer.weight-decay", "-1", "--out", "OUT"], "weight-decay is -1.0: give at"),
         (
             ["train", "cpolynext_small", "--model.name", "resnet18", "--out", "OUT"],
             "resnet18 has no dropout in its head",

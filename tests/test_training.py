@@ -26,6 +26,7 @@ from polynext.training import (
     EmaConfig,
     Interrupted,
     ModelConfig,
+    OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
     TrainingLoop,
@@ -149,6 +150,21 @@ def test_a_resumed_run_takes_new_options_and_keeps_its_network(tmp_path) -> None
     loop.restore(RunFolder(tmp_path / "run").load_state())
     assert loop.optimizer.param_groups[0]["weight_decay"] == 0.7
     assert loop.optimizer.state  # its moments are those of before
+
+
+def test_a_resumed_run_keeps_its_epochs_and_optimiser(tmp_path) -> None:
+    config = short(epochs=1, ema=EmaConfig(decay=0.9, start=0.0))
+    train(config, tmp_path / "run", quiet=True)
+    state = RunFolder(tmp_path / "run").load_state()
+    for changed, sentence in (
+        ({"batch_size": config.batch_size // 2, "micro_batch": config.batch_size // 2}, "steps in an epoch and would"),
+        ({"optimizer": OptimizerConfig(name="lamb")}, "with another optimiser: leave `optimizer.name` as it was"),
+    ):
+        with pytest.raises(polynext.PolyNeXtError, match=sentence):
+            loop_of(dataclasses.replace(config, **changed), tmp_path / "run").restore(state)
+    loop = loop_of(dataclasses.replace(config, ema=EmaConfig(decay=0.0)), tmp_path / "run")
+    loop.restore(state)
+    assert loop.average is None  # it was not wanted any more
 
 
 # Accumulation, processes, interruption

@@ -9,6 +9,7 @@ from timm.data import auto_augment, create_transform
 from torchvision.transforms import Compose
 
 from polynext.data.config import AugmentConfig
+from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Pixels, Preprocessing
 
 Transform = Callable[[Image.Image], Any]  # to (C, H, W), of numpy or torch
@@ -48,21 +49,26 @@ def training_transform(preprocessing: Preprocessing, augment: AugmentConfig) -> 
     resized = augment.crop == "resized"
     if not resized and not augment.rand_augment and not augment.erasing:
         return Light(preprocessing, augment)
-    transform = create_transform(
-        preprocessing.input_size,
-        is_training=True,
-        scale=(augment.crop_scale, 1.0) if resized else (1.0, 1.0),
-        ratio=(3 / 4, 4 / 3) if resized else (1.0, 1.0),
-        train_crop_mode="rrc",
-        interpolation=augment.interpolation,
-        hflip=augment.hflip,
-        color_jitter=None,
-        auto_augment=augment.rand_augment or None,
-        re_prob=augment.erasing,
-        re_mode="pixel",
-        mean=preprocessing.mean,
-        std=preprocessing.std,
-    )
+    try:
+        transform = create_transform(
+            preprocessing.input_size,
+            is_training=True,
+            scale=(augment.crop_scale, 1.0) if resized else (1.0, 1.0),
+            ratio=(3 / 4, 4 / 3) if resized else (1.0, 1.0),
+            train_crop_mode="rrc",
+            interpolation=augment.interpolation,
+            hflip=augment.hflip,
+            color_jitter=None,
+            auto_augment=augment.rand_augment or None,
+            re_prob=augment.erasing,
+            re_mode="pixel",
+            mean=preprocessing.mean,
+            std=preprocessing.std,
+        )
+    except AssertionError as error:
+        raise PolyNeXtError(
+            f"timm has no policy {augment.rand_augment!r}: give `augment.rand_augment` one as rand-m9-mstd0.5-inc1."
+        ) from error
     for operation in (op for part in transform.transforms for op in getattr(part, "ops", ())):
         if operation.aug_fn is auto_augment.posterize:
             operation.aug_fn = posterize

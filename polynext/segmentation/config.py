@@ -6,9 +6,9 @@ from typing import Literal
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from polynext.errors import PolyNeXtError, require_at_least
+from polynext.errors import PolyNeXtError, require_at_least, require_share
 from polynext.models import Memory
-from polynext.training.config import EmaConfig, LoopConfig
+from polynext.training.config import EmaConfig, LoopConfig, check_optimizer, fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +120,12 @@ class SegmentationConfig(LoopConfig):
         super().check()
         data = self.data
         require_at_least(1, iterations=self.iterations, evaluate_every=self.evaluate_every)
-        require_at_least(1, **{"data.crop": data.crop, "data.stride": data.stride, "model.width": self.model.width})
-        require_at_least(0, **{"data.workers": data.workers})
+        require_at_least(1, **fields(self, "data.crop", "data.stride", "model.width"))
+        require_at_least(0, **fields(self, "data.workers", "optimizer.warmup", "optimizer.clip_cells"))
+        require_at_least(0, **fields(self, "optimizer.head_factor", "auxiliary_weight"))
+        require_share(**fields(self, "data.hflip", "data.most_of_a_class", "optimizer.warmup_factor"))
+        require_share(whole=False, **fields(self, "model.drop_path"))
+        check_optimizer(self)
         if data.stride > data.crop:
             raise PolyNeXtError(
                 f"a stride of {data.stride} leaves gaps between windows of {data.crop}: give at most that."

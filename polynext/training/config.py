@@ -1,6 +1,7 @@
 """Everything a training run is defined by, as dataclasses, and as YAML."""
 
 import dataclasses
+import operator
 import types
 import typing
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from polynext.data import AugmentConfig, DataConfig
-from polynext.errors import PolyNeXtError, require_at_least
+from polynext.errors import PolyNeXtError, require_at_least, require_share
 from polynext.models import Memory
 from polynext.training.regularisation import check_regularisation
 
@@ -135,6 +136,8 @@ class LoopConfig:
         require_at_least(1, batch_size=self.batch_size)
         require_at_least(0, micro_batch=self.micro_batch, seed=self.seed, log_steps=self.log_steps)
         require_at_least(0, checkpoint_minutes=self.checkpoint_minutes)
+        require_share(**fields(self, "ema.start"))
+        require_share(whole=False, **fields(self, "ema.decay"))
 
     def share(self, processes: int) -> tuple[int, int]:
         """Images that each process handles at once, and how often it does for one step."""
@@ -172,10 +175,28 @@ class TrainConfig(LoopConfig):
     def check(self) -> None:
         super().check()
         require_at_least(1, epochs=self.epochs, evaluate_every=self.evaluate_every, micro_batch=self.micro_batch)
-        require_at_least(0, **{"data.workers": self.data.workers, "optimizer.lr": self.optimizer.lr})
+        require_at_least(0, **fields(self, "data.workers", "data.limit", "schedule.warmup_epochs", "schedule.min_lr"))
+        require_at_least(0, **fields(self, "schedule.cooldown_epochs", "augment.mixup", "augment.cutmix"))
+        require_share(**fields(self, "schedule.warmup_factor", "augment.hflip", "augment.erasing"))
+        require_share(**fields(self, "augment.crop_scale", "augment.label_smoothing"))
+        require_share(whole=False, **fields(self, "model.drop_path", "model.dropout"))
+        require_at_least(0, **fields(self, "optimizer.eps"))
+        check_optimizer(self)
         if self.model.pretrained and self.model.initial_weights is not None:
             raise PolyNeXtError("both model.pretrained and model.initial-weights were given: a run starts from one.")
         check_regularisation(self.model.name, self.model.drop_path, self.model.dropout)
+
+
+def fields(config: Any, *names: str) -> dict[str, Any]:
+    """Values of a config by the names of their fields, such as `optimizer.lr`."""
+    return {name: operator.attrgetter(name)(config) for name in names}
+
+
+def check_optimizer(config: Any) -> None:
+    """That what every task's optimiser has is in its range."""
+    require_at_least(0, **fields(config, "optimizer.lr", "optimizer.weight_decay", "optimizer.clip_grad"))
+    for beta in config.optimizer.betas:
+        require_share(whole=False, **{"optimizer.betas": beta})
 
 
 def to_yaml(config: Any) -> str:

@@ -167,6 +167,7 @@ class TrainingLoop:
                 f"there are {task.images} training images, fewer than one batch of {config.batch_size}: "
                 "give a smaller --batch-size."
             )
+        self.steps_in_an_epoch = task.images // config.batch_size
         self.average: AveragedModel | None = None
         if config.compile:
             compile(self.model)
@@ -205,8 +206,7 @@ class TrainingLoop:
 
     def batches_left(self) -> Generator[tuple[Tensor, Tensor], None, None]:
         """This process's batches for what is left of the run, epoch after epoch; an incomplete step is left out."""
-        config, group, step = self.config, self.group, self.progress.step
-        in_an_epoch = self.task.images // config.batch_size
+        config, group, step, in_an_epoch = self.config, self.group, self.progress.step, self.steps_in_an_epoch
         while step < self.task.steps:
             epoch, first = divmod(step, in_an_epoch)
             last = min(in_an_epoch, first + self.task.steps - step)
@@ -348,6 +348,7 @@ class TrainingLoop:
                 "average": self.average.state_dict() if self.average is not None else None,
                 "optimizer": self.optimizer.state_dict(),
                 "progress": asdict(self.progress),
+                "steps_in_an_epoch": self.steps_in_an_epoch,
             },
         )
 
@@ -357,12 +358,21 @@ class TrainingLoop:
                 f"the run in {self.folder.path} was saved by another version of polynext: finish it with that one, or "
                 "start anew from its weights with --model.initial-weights."
             )
+        now = self.steps_in_an_epoch
+        before = state.get("steps_in_an_epoch", now)  # which files of earlier versions do not say
+        if before != now:
+            raise PolyNeXtError(
+                f"the run in {self.folder.path} had {before} steps in an epoch and would have {now}: leave "
+                "`batch_size` and the images as they were."
+            )
         try:
             self.model.load_state_dict(state["model"])
-            if state["average"] is not None:
+            if state["average"] is not None and self.config.ema.decay:
                 self.average = averaged(self.model, self.config.ema.decay)
                 self.average.load_state_dict(state["average"])
             restore_optimizer(self.optimizer, state["optimizer"])
+        except PolyNeXtError:
+            raise
         except (RuntimeError, ValueError) as error:
             raise PolyNeXtError(
                 f"the run in {self.folder.path} is of another network: leave --model as it was."

@@ -6,6 +6,7 @@ import torch
 from timm.optim import Lamb
 from torch import nn
 
+from polynext.errors import PolyNeXtError
 from polynext.training.config import OptimizerConfig
 
 
@@ -34,6 +35,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Loads the running moments and keeps the options as they are now: a resumed run may be given others."""
     options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    if any(own.keys() - saved.keys() for own, saved in zip(options, state["param_groups"], strict=False)):
+        raise PolyNeXtError("the run was begun with another optimiser: leave `optimizer.name` as it was.")
     optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)
