@@ -112,6 +112,13 @@ def test_imagenets_relatives_are_scored_among_their_classes(tmp_path: Path) -> N
     assert open_set("imagenet-r", replace(data, root=tmp_path / "r")).preprocessing.interpolation == "bilinear"
 
 
+def test_imagenet_may_come_as_arrays(tmp_path: Path) -> None:
+    images, labels = np.zeros((2, 8, 8, 3), np.uint8), np.array([0, 999])
+    np.savez(tmp_path / "x.npz", test_x=images, test_y=labels, names=synsets("imagenet"))
+    chosen = open_set("imagenet", DataConfig(root=tmp_path / "x.npz", preprocessing=COLOUR))
+    assert chosen.examples.labels.tolist() == [0, 999]
+
+
 def test_a_relative_of_imagenet_is_not_looked_for_in_its_folder(tmp_path: Path) -> None:
     config = TrainConfig(data=DataConfig(name="imagenet", root=tmp_path, preprocessing=COLOUR))
     run = Run("none", Brightest(1000), COLOUR, config=config)

@@ -87,9 +87,9 @@ class ConfiguredCommand(Generic[Config]):
 
     def rehearse(self, config: Any, out: Path) -> int:
         with termination_as_interrupt():  # so that nothing is left behind
-            report = rehearse(self.task, config, out)
+            report = rehearse(self.task, config, out, tell=partial(print, flush=True))
         if int(os.environ.get("RANK", 0)) == 0:
-            print(with_options(str(report)))
+            print(with_options(report.conclusion()))
         return 1 if report.problems else 0
 
     def starting_config(self, named: str | None, resumed: Path | None) -> Config:

@@ -1,5 +1,6 @@
 """Labelled images: in arrays, files, tar shards or a data set of timm's."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,14 +76,18 @@ class FileExamples(Examples):
 
     def __init__(self, paths: Sequence[Path], labels: Sequence[int], classes: Sequence[str], most_memory: float = 0.0):
         super().__init__(labels, classes)
-        self.paths = list(paths)
+        # In one array, which worker processes share: each would get its own copy of a million objects in time.
+        self.names = np.array([os.fsencode(path) for path in paths])
         self.decoded: list[Image.Image] = []
-        if decoded_size(self.paths) <= most_memory * 2**30:
+        if decoded_size(paths) <= most_memory * 2**30:
             with ThreadPoolExecutor() as pool:
-                self.decoded = list(pool.map(read_image, self.paths))
+                self.decoded = list(pool.map(read_image, paths))
+
+    def path(self, index: int) -> Path:
+        return Path(os.fsdecode(self.names[index]))
 
     def image(self, index: int) -> Image.Image:
-        return self.decoded[index] if self.decoded else read_image(self.paths[index])
+        return self.decoded[index] if self.decoded else read_image(self.path(index))
 
 
 class FolderExamples(FileExamples):
@@ -116,7 +121,7 @@ class TimmExamples(Examples):
         return self.dataset[index][0]
 
 
-def decoded_size(paths: list[Path], sample: int = 64) -> float:
+def decoded_size(paths: Sequence[Path], sample: int = 64) -> float:
     """Bytes of all images decoded, from the sizes in the headers of some."""
     some = paths[:: max(1, len(paths) // sample)]
     total = 0

@@ -51,7 +51,8 @@ class CorruptedExamples(Examples):
 def open_set(name: str, data: DataConfig) -> EvaluationSet:
     """A named set, or any to train on. `data` has its place and the network's preprocessing, which some sets change."""
     preprocessing = data.preprocessing
-    if name not in IMAGENETS:
+    arrays = name == "imagenet" and data.root is not None and data.root.suffix == ".npz"
+    if name not in IMAGENETS or arrays:
         return EvaluationSet(load_examples(replace(data, name=name), "test"), preprocessing)
     root = folder_of(data.root, name)
     if name == "imagenet-v2":
@@ -132,9 +133,10 @@ def real_answers(examples: FolderExamples) -> list[list[int]]:
     """The reassessed labels of ImageNet's validation images: several, one or none for each."""
     labels = json.loads(timm_list("imagenet_real_labels.json"))
     answers = {f"ILSVRC2012_val_{i + 1:08d}": accepted for i, accepted in enumerate(labels)}
-    strange = [path.name for path in examples.paths if path.stem not in answers]
+    paths = [examples.path(i) for i in range(len(examples))]
+    strange = [path.name for path in paths if path.stem not in answers]
     if strange:
         raise PolyNeXtError(
             f"imagenet-real goes by file names, and {strange[0]} is not one of ILSVRC2012_val_*: rename it."
         )
-    return [answers[path.stem] for path in examples.paths]
+    return [answers[path.stem] for path in paths]

@@ -26,6 +26,7 @@ from polynext.data.loader import Labelled
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
 from polynext.memory import available_memory, peak_memory, reset_peak_memory
+from polynext.models.costs import count_parameters
 from polynext.training.config import LoopConfig, to_yaml
 from polynext.training.folder import STATES_KEPT, RunFolder
 from polynext.training.loop import Task, TrainingLoop
@@ -43,28 +44,49 @@ MakeTask = Callable[[Processes], Task]
 
 @dataclass
 class Rehearsal:
-    """What was seen, what the run will take, and each thing that would go wrong as a sentence."""
+    """What was seen, what the run will take, and each thing that would go wrong as a sentence.
 
+    Attributes:
+        tell: gets a line for each thing that is seen, at once.
+        seen: of the run's phases, by name.
+        takes: memory, time and so on.
+        problems: the sentences.
+    """
+
+    tell: Callable[[str], None] = lambda line: None
     seen: dict[str, str] = field(default_factory=dict)
     takes: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def __str__(self) -> str:
-        width = max(map(len, [*self.seen, *self.takes]), default=0)
-        lines = [f"  {name:<{width}}  {what}" for name, what in self.seen.items()]
-        if self.takes:
-            lines += ["the run will take, on this machine:"]
-            lines += [f"  {name:<{width}}  {what}" for name, what in self.takes.items()]
-        lines += ["what would go wrong:", *(f"  - {problem}" for problem in self.problems)] if self.problems else []
-        return "\n".join([*lines, *([] if self.problems else ["nothing would go wrong"])])
+    def see(self, name: str, what: str) -> None:
+        self.seen[name] = what
+        self.tell(line(name, what))
+
+    def conclusion(self) -> str:
+        """What the run will take, and what would go wrong."""
+        lines = ["the run will take, on this machine:"] if self.takes else []
+        lines += [line(name, what) for name, what in self.takes.items()]
+        if not self.problems:
+            return "\n".join([*lines, "nothing would go wrong"])
+        return "\n".join([*lines, "what would go wrong:", *(f"  - {problem}" for problem in self.problems)])
 
 
-def rehearse(task: Callable[[Any, Processes], Task], config: LoopConfig, out: Path, minutes: float = 7.0) -> Rehearsal:
+def line(name: str, what: str) -> str:
+    return f"  {name:<16}  {what}"
+
+
+def rehearse(
+    task: Callable[[Any, Processes], Task],
+    config: LoopConfig,
+    out: Path,
+    minutes: float = 7.0,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Rehearsal:
     """Rehearses a run that is to be in `out`, in about so many minutes: with fewer images at once if it must be."""
     with processes() as group:
         folder = Path(group.same(str(out.with_name(f".rehearsal-{out.name}-{os.getpid()}"))))
         missing = [parent for parent in (folder.parent, *folder.parent.parents) if not parent.exists()]
-        report = Rehearsal()
+        report = Rehearsal(tell if group.first else lambda line: None)
         if config.precision == "bf16" and group.device.type == "cpu" and not has_bf16_arithmetic():
             config = replace(config, precision="float32")
             report.problems.append(
@@ -96,6 +118,7 @@ def run_through(
     loop = TrainingLoop(task, config, folder, group, quiet=True)
     if task.steps <= STEPS:
         raise PolyNeXtError(f"a run of {task.steps} steps is too short to be rehearsed: just start it.")
+    report.see("network", f"{count_parameters(loop.model):,} parameters{', compiled' if config.compile else ''}")
     wanted = loop.micro_batch
     loop.accumulate = 1
     foretell(report, loop, wanted, end)
@@ -120,7 +143,7 @@ def look_at_data(report: Rehearsal, task: Task) -> None:
         said.append(f"{len(pairs):,} {split}")
         report.problems += unreadable(pairs)
     report.problems += task.data_problems()
-    report.seen["data"] = f"{' and '.join(said)} images, {DECODED} of each opened"
+    report.see("data", f"{' and '.join(said)} images, {DECODED} of each opened")
 
 
 def unreadable(pairs: Labelled) -> list[str]:
@@ -158,7 +181,7 @@ def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, end: float) -> 
     in_time = max(int(left / steps / an_image), 1)
     loop.micro_batch = min(wanted, max(PROBES[0], power_of_two(min(fits, in_time))))
     if loop.micro_batch < wanted:
-        report.seen["steps"] = f"of {loop.micro_batch} images at once, for the sake of time or memory; really {wanted}"
+        report.see("steps", f"of {loop.micro_batch} images at once, for the sake of time or memory; really {wanted}")
 
 
 @contextmanager
@@ -206,7 +229,7 @@ def rehearse_phase(report: Rehearsal, loop: TrainingLoop, name: str, step: int) 
             "`micro_batch`, or `model.memory` lean."
         ) from error
     rate = loop.optimizer.param_groups[0]["lr"]
-    report.seen[name] = f"loss {loop.last_loss:.4f} at learning rate {rate:.2e} ({loop.task.where(step)})"
+    report.see(name, f"loss {loop.last_loss:.4f} at learning rate {rate:.2e} ({loop.task.where(step)})")
     if loop.progress.skipped > skipped:
         report.problems.append(f"loss or gradient is not finite at {name}: lower `optimizer.lr` or add warmup.")
     return seconds
@@ -219,7 +242,7 @@ def rehearse_evaluation(report: Rehearsal, loop: TrainingLoop) -> float:
     with loop.autocast():
         figures = loop.evaluate()
     taken = time.monotonic() - start
-    report.seen["evaluation"] = f"{loop.task.figure(figures[loop.task.score])} of {min(EVALUATED, whole)} images"
+    report.see("evaluation", f"{loop.task.figure(figures[loop.task.score])} of {min(EVALUATED, whole)} images")
     return taken * whole / min(EVALUATED, whole)
 
 
@@ -274,7 +297,7 @@ def rehearse_resume(
         report.problems.append(f"a resumed run does not go on as it was: its loss is {found:.6f}, not {expected:.6f}.")
     else:
         same = "the same" if found == expected else f"{expected:.6f} here"
-        report.seen["resumed"] = f"in a new process, with loss {found:.6f}, {same}"
+        report.see("resumed", f"in a new process, with loss {found:.6f}, {same}")
 
 
 def resume_one_step(
