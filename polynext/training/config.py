@@ -150,6 +150,13 @@ class LoopConfig:
         return micro_batch, self.batch_size // (micro_batch * processes)
 
 
+NOT_NEGATIVE = (
+    "data.workers", "data.limit", "schedule.warmup_epochs", "schedule.cooldown_epochs", "schedule.min_lr",
+    "augment.mixup", "augment.cutmix", "model.conditioning", "optimizer.eps",
+)  # fmt: skip
+AUGMENT_SHARES = ("crop_scale", "hflip", "erasing", "label_smoothing")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(LoopConfig):
     """A whole training run of a classifier.
@@ -175,12 +182,9 @@ class TrainConfig(LoopConfig):
     def check(self) -> None:
         super().check()
         require_at_least(1, epochs=self.epochs, evaluate_every=self.evaluate_every, micro_batch=self.micro_batch)
-        require_at_least(0, **fields(self, "data.workers", "data.limit", "schedule.warmup_epochs", "schedule.min_lr"))
-        require_at_least(0, **fields(self, "schedule.cooldown_epochs", "augment.mixup", "augment.cutmix"))
-        require_share(**fields(self, "schedule.warmup_factor", "augment.hflip", "augment.erasing"))
-        require_share(**fields(self, "augment.crop_scale", "augment.label_smoothing"))
+        require_at_least(0, **fields(self, *NOT_NEGATIVE))
+        require_share(**fields(self, "schedule.warmup_factor", *(f"augment.{share}" for share in AUGMENT_SHARES)))
         require_share(whole=False, **fields(self, "model.drop_path", "model.dropout"))
-        require_at_least(0, **fields(self, "optimizer.eps"))
         check_optimizer(self)
         if self.model.pretrained and self.model.initial_weights is not None:
             raise PolyNeXtError("both model.pretrained and model.initial-weights were given: a run starts from one.")
