@@ -25,7 +25,7 @@ ROOMS = {
     "segmentation": {"models", "data", "training"},
     "ablation": {"models", "data", "training", "recipes"},
     "recipes": {"training", "models", "data"},
-    "reproduction": {"models", "recipes", "ablation", "segmentation", "bench"},
+    "reproduction": {"models", "training", "recipes", "ablation", "segmentation", "bench"},
 }
 # Single files above the rooms or below them; those below may be imported by all.
 ABOVE = {

@@ -60,6 +60,7 @@ def test_published_weights_are_fetched_by_the_tag_of_the_figure() -> None:
 
 def test_own_weights_and_own_runs_come_before_published_ones(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("model: {name: monet_tiny}")
     given = {"monet_tiny": tmp_path / "run", "cpolynext_tiny": tmp_path / "file.pt"}
     commands = {
         c.row: c.experiment.commands for c in cells("1", data=ALL_DATA, weights=given, train=True) if c.experiment
@@ -70,6 +71,15 @@ def test_own_weights_and_own_runs_come_before_published_ones(tmp_path: Path) -> 
     assert commands["CPolyNeXt-T"][0][1:4] == ("cpolynext_tiny", "--checkpoint", str(tmp_path / "file.pt"))
     train, evaluate = commands["CPolyNeXt-S"]
     assert train[:2] == ("train", "cpolynext_small") and evaluate[1] == train[-1]
+
+
+def test_a_run_of_another_network_is_not_taken(tmp_path: Path) -> None:
+    """Its figure would stand beside one of the paper's that it has nothing to do with."""
+    (tmp_path / "config.yaml").write_text("model: {name: cpolynext_micro}")
+    given = {"cpolynext_lowres": tmp_path}
+    reasons = [c.missing for c in cells("S5", data=ALL_DATA, weights=given) if c.row == "CPolyNeXt-LR"]
+    assert len(reasons) == 3
+    assert all("is a run of cpolynext_micro, not of cpolynext_lowres" in reason for reason in reasons)
 
 
 def test_a_training_that_was_begun_goes_on(tmp_path: Path) -> None:

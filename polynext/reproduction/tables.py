@@ -12,11 +12,14 @@ import timm
 from polynext import paper
 from polynext.ablation import TABLES as ABLATIONS
 from polynext.ablation.rows import obstacle
+from polynext.errors import PolyNeXtError
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.polynext import CONFIGS
 from polynext.recipes import RECIPES, recipe
 from polynext.reproduction.experiments import RESULT, Arguments, Experiment
 from polynext.segmentation.upernet import UPerNet
+from polynext.training import TrainConfig
+from polynext.training.config import read_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +125,8 @@ def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
     before: tuple[Arguments, ...] = ()
     source: Arguments
     if given := setup.weights.get(f"{bare}:{data}", setup.weights.get(bare)):
+        if reason := of_another_network(given, bare):
+            return cell(missing=reason)
         source = (str(given),) if given.is_dir() else (bare, "--checkpoint", str(given))
     elif setup.train and (run := own_recipe(bare, data)):
         learned = recipe(run).data.name
@@ -138,6 +143,18 @@ def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
     evaluation = ("evaluate", *source, "--data", data, "--root", str(setup.data[data]), *options)
     experiment = Experiment(f"{'trained.' if before else ''}{name}.{data}", (*before, evaluation))
     return cell(experiment=experiment, read=lambda record: f"{record['mce' if mce else 'top1']:.1f}")
+
+
+def of_another_network(weights: Path, model: str) -> str:
+    """Why a run's figure would not be the model's, if so; of a file `polynext evaluate` finds out."""
+    if not weights.is_dir():
+        return ""
+    try:
+        chosen = read_config(weights / "config.yaml", TrainConfig).model
+    except PolyNeXtError as error:
+        return str(error)
+    found = f"{chosen.name} ({chosen.variant})" if chosen.variant else chosen.name
+    return "" if found.split(".")[0] == model else f"{weights} is a run of {found}, not of {model}"
 
 
 def own_recipe(model: str, data: str) -> str | None:
