@@ -32,6 +32,11 @@ class LinearMap(ABC):
     def matrix(self) -> sp.csr_array:
         """The (n_out, n_in) matrix."""
 
+    @property
+    def entries(self) -> int:
+        """How many of the matrix are not zero."""
+        return int(self.matrix().nnz)
+
     def then(self, after: "LinearMap") -> "LinearMap":
         """`after` of this map: the composition, as few maps as possible."""
         return chain([*pieces(self), *pieces(after)])
@@ -40,8 +45,13 @@ class LinearMap(ABC):
         """The sum of both."""
         return Added((self, other))
 
-    def times(self, factor: float) -> "LinearMap":
-        return self.then(Scale(np.full(self.n_out, factor)))
+    def scaled(self, factors: Array) -> "LinearMap":
+        """With entries of the result multiplied by these."""
+        return self.then(Scale(factors))
+
+    def undoing(self, factors: Array) -> "LinearMap":
+        """The map of a value whose entries were multiplied by these."""
+        return Scale(1 / factors).then(self)
 
     def only_rows(self, kept: slice) -> "LinearMap":
         """The map to some entries of the result."""
@@ -219,8 +229,11 @@ class Matrix(LinearMap):
 
     values: sp.csr_array
 
-    def times(self, factor: float) -> "Matrix":
-        return Matrix(self.values * factor)
+    def scaled(self, factors: Array) -> "Matrix":
+        return Matrix(sp.csr_array(self.values.multiply(factors[:, None])))
+
+    def undoing(self, factors: Array) -> "Matrix":
+        return Matrix(sp.csr_array(self.values.multiply(1 / factors)))
 
     @property
     def n_in(self) -> int:  # type: ignore[override]

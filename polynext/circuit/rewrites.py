@@ -315,31 +315,44 @@ def cut_shape(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
     return (count // rest, *shape[1:]) if count % rest == 0 else (count,)
 
 
+# By so much a channel is enlarged at most, compared to the largest of its value.
+LARGEST_GAIN = 256.0
+
+
 def normalise(circuit: Circuit, images: Array, target: float = 1.0) -> Circuit:
-    """Scales the operands of every product, and every kept value, so that their largest entry over these images is
-    about `target`, and undoes it in the maps that use them. For circuits whose sums are unbuilt."""
-    largest = {node: float(np.abs(value).max()) for node, value in circuit.each_value(images)}
-    factors: dict[Node, float] = {}  # what a renewed source is a multiple of its old self by
+    """Scales the operands of every product, and every kept value, so that the largest entry of each of their channels
+    over these images is about `target`, and undoes it in the maps that use them. For circuits whose sums are unbuilt.
+    """
+    largest = {node: np.abs(value).max(axis=0) for node, value in circuit.each_value(images)}
+    factors: dict[Node, Array] = {}  # what a renewed source is a multiple of its old self by
     became: dict[Node, Node] = {}
 
-    def scaled(node: Node, factor: float) -> Node:
+    def scaled(node: Node, factor: Array) -> Node:
         """`factor` times an old operand, on renewed sources."""
         terms = node.terms if isinstance(node, Sum) else (node,)
         made = []
         for term in terms:
             assert isinstance(term, Linear)
-            mapping = term.map.times(factor / factors.get(term.source, 1.0))
+            mapping = term.map if term.source not in factors else term.map.undoing(factors[term.source])
             bias = None if term.bias is None else term.bias * factor
-            made.append(replace(term, source=became[term.source], map=mapping, bias=bias))
+            made.append(replace(term, source=became[term.source], map=mapping.scaled(factor), bias=bias))
         return made[0] if len(made) == 1 else replace(node, terms=tuple(made))  # type: ignore[call-arg]
 
-    def wanted(node: Node) -> float:
-        """A power of two, so that nothing is rounded."""
-        return 2.0 ** -round(math.log2(largest[node] / target)) if largest[node] > 0 else 1.0
+    def wanted(node: Node) -> Array:
+        """Powers of two, so that nothing is rounded."""
+        positions = positions_of(node.shape)
+        channels = largest[node].reshape(-1, positions)
+        if positions == 1:
+            channels = np.full_like(channels, channels.max())
+        most = channels.max(axis=1, keepdims=True)
+        # A channel that is hardly ever there stays small: noise is not worth being enlarged.
+        most = np.maximum(most, most.max() / LARGEST_GAIN)
+        factor = 2.0 ** -np.round(np.log2(most / target)) if most.max() > 0 else np.ones_like(most)
+        return np.broadcast_to(factor, channels.shape).ravel()
 
-    def operand(node: Node) -> tuple[Node, float]:
+    def operand(node: Node) -> tuple[Node, Array]:
         if node in became:
-            return became[node], factors.get(node, 1.0)
+            return became[node], factors.get(node, np.ones(node.size))
         factor = wanted(node)
         return scaled(node, factor), factor
 
@@ -354,7 +367,7 @@ def normalise(circuit: Circuit, images: Array, target: float = 1.0) -> Circuit:
         elif node.kept:
             factors[node] = wanted(node)
             became[node] = scaled(node, factors[node])
-    return Circuit(circuit.input, scaled(circuit.output, 1.0))
+    return Circuit(circuit.input, scaled(circuit.output, np.ones(circuit.output.size)))
 
 
 def merge_moves(circuit: Circuit) -> Circuit:

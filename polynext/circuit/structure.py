@@ -6,7 +6,6 @@ is 1 ⊗ mean. Products and sums of such maps are such maps again: 64 channels a
 entries, and as many numbers as the network has weights when kept like this.
 """
 
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -96,6 +95,11 @@ class Kronecker(LinearMap):
     def matrix(self) -> sp.csr_array:
         return self.written_out
 
+    @property
+    def entries(self) -> int:
+        """At most; fewer where terms overlap."""
+        return sum(np.count_nonzero(mix) * move.nnz for mix, move in self.terms)
+
     def then(self, after: LinearMap) -> LinearMap:
         if not isinstance(after, Kronecker) or after.shape_in != self.shape_out:
             return super().then(after)
@@ -113,8 +117,13 @@ class Kronecker(LinearMap):
             return Kronecker.of([*self.terms, *other.terms])
         return super().plus(other)
 
-    def times(self, factor: float) -> "Kronecker":
-        return replace(self, mixes=self.mixes * factor)
+    def scaled(self, factors: Array) -> LinearMap:
+        channels = alike_everywhere(factors, self.shape_out)
+        return super().scaled(factors) if channels is None else replace(self, mixes=self.mixes * channels[:, None])
+
+    def undoing(self, factors: Array) -> LinearMap:
+        channels = alike_everywhere(factors, self.shape_in)
+        return super().undoing(factors) if channels is None else replace(self, mixes=self.mixes / channels)
 
     def only_rows(self, kept: slice) -> LinearMap:
         return self.cut(kept, self.shape_out[1], lambda channels: self.mixes[:, channels]) or super().only_rows(kept)
@@ -130,18 +139,6 @@ class Kronecker(LinearMap):
             return None
         return replace(self, mixes=cut_mixes(slice(kept.start // positions, kept.stop // positions)))
 
-    def fewest_diagonals(self) -> int:
-        """Each distance between channels, times each between positions, that some term has, is at least one."""
-        positions = self.shape_out[1]
-        seen: set[tuple[int, int]] = set()
-        for mix, move in self.terms:
-            rows, columns = np.nonzero(mix)
-            apart = np.unique((columns - rows) % max(mix.shape)).tolist()
-            to, out_of = move.nonzero()
-            shifts = np.unique(out_of - to).tolist() if positions > 1 else [0]
-            seen.update(itertools.product(apart, shifts))
-        return len(seen)
-
     def inverse(self) -> "tuple[Kronecker, float] | None":
         """The inverse of a map that mixes channels and scales positions, with its condition number."""
         (mix, *more), (move, *_) = self.mixes, self.moves
@@ -152,6 +149,12 @@ class Kronecker(LinearMap):
         if not np.isfinite(condition):
             return None
         return Kronecker(np.linalg.inv(mix)[None], (sp.csr_array(sp.diags_array(1 / factors)),)), condition
+
+
+def alike_everywhere(entries: Array, shape: tuple[int, int]) -> Array | None:
+    """One number for each channel, if it is the same at all positions."""
+    channels = entries.reshape(shape)
+    return channels[:, 0] if (channels == channels[:, :1]).all() else None
 
 
 def is_diagonal(matrix: Any) -> bool:

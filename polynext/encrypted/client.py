@@ -96,5 +96,5 @@ class Client:
         parameters, images = self.offer.parameters, header["images"]
         with unpacked(path, numbered("result", self.offer.ciphertexts(images))) as parts:
             load = self.secret.ring.load_ciphertext
-            results = [load(p, parameters.depth, parameters.scale) for p in parts.values()]
+            results = [load(p, parameters.depth, parameters.result_scale) for p in parts.values()]
         return self.decrypt(results, images)

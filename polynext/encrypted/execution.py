@@ -8,7 +8,7 @@ from operator import itemgetter
 import numpy as np
 
 from polynext.encrypted.backends.protocol import Ciphertext, Evaluator, Plaintext
-from polynext.encrypted.levels import scale_at, settling, value_scales
+from polynext.encrypted.levels import form_scale, scale_at, settling, value_scales
 from polynext.encrypted.packing import Form
 from polynext.encrypted.program import Program, Step, Tree
 
@@ -24,6 +24,7 @@ class EncodedForm:
     giants: Tree
     bias: Plaintext | None
     summed_bits: tuple[int, ...]
+    scale: float  # what a rescale brings it to
 
 
 def encode_program(program: Program, evaluator: Evaluator) -> list[list[EncodedForm]]:
@@ -33,11 +34,12 @@ def encode_program(program: Program, evaluator: Evaluator) -> list[list[EncodedF
     encoded = []
     for number, step in enumerate(program.steps):
         # Every term comes to the scale that its step's result has, or has before its rescale, whatever its source's is.
-        common = scales[number + 1] if step.stage.lazy else parameters.scale * parameters.prime(step.level)
+        formed = form_scale(number + 1, stages, parameters)
+        common = scales[number + 1] if step.stage.lazy else formed * parameters.prime(step.level)
         sources = {k for form in step.forms for k in form.terms}
         used = {k: common / scale_at(k, step.level, stages, scales, parameters) for k in sources}
         trees = zip(step.forms, step.giants, strict=True)
-        encoded.append([encode_form(form, tree, step, used, common, evaluator) for form, tree in trees])
+        encoded.append([encode_form(form, tree, step, used, common, formed, evaluator) for form, tree in trees])
     return encoded
 
 
@@ -47,6 +49,7 @@ def encode_form(
     step: Step,
     plain_scales: dict[int, float],
     common: float,
+    formed: float,
     evaluator: Evaluator,
 ) -> EncodedForm:
     parameters = evaluator.parameters
@@ -68,7 +71,7 @@ def encode_form(
         smallest = np.full(parameters.slots, 1 / scale)
         by_giant[0] = [(source, 0, evaluator.encode(smallest, step.level, scale))]
     bias = None if form.bias is None else evaluator.encode(form.bias, step.level, common)
-    return EncodedForm(by_giant, giants_tree, bias, form.summed_bits)
+    return EncodedForm(by_giant, giants_tree, bias, form.summed_bits, formed)
 
 
 def execute(program: Program, encoded: list[list[EncodedForm]], evaluator: Evaluator, image: Ciphertext) -> Ciphertext:
@@ -140,12 +143,13 @@ def evaluate_form(
     if step.stage.lazy:
         yield total
         return
-    scale = evaluator.parameters.scale
-    yield (result := evaluator.rescale(total, scale))
+    yield (result := evaluator.rescale(total, form.scale))
     if step.pair:
         path = step.paths[step.pair]
-        bears_it = scale >= BEARS_ROTATIONS
-        yield turned(result, path, evaluator) if bears_it else evaluator.rescale(turned(total, path, evaluator), scale)
+        if form.scale >= BEARS_ROTATIONS:
+            yield turned(result, path, evaluator)
+        else:
+            yield evaluator.rescale(turned(total, path, evaluator), form.scale)
 
 
 def turned(value: Ciphertext, path: list[int], evaluator: Evaluator) -> Ciphertext:

@@ -4,16 +4,19 @@ A level is the number of primes that are gone. Linear forms drop one, and bring 
 standard scale. Products are not rescaled: they have both operands' scales, and leave it to the next linear form to drop
 one prime for both. Only a product that is multiplied again without a linear form between drops a prime of its own. A
 kept value can be *lazy* and leave its rescale to those who take it as well, so that a product and two linear maps share
-a prime; whoever needs it after that level gets it brought back to the standard scale. (A step that refreshes a
+a prime; for those who need it after that level it is *settled*, which drops that level's prime. (A step that refreshes a
 ciphertext would bring its level back down here, and nowhere else.)
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polynext.circuit.graph import Circuit, Linear, Node, Product, Sum
 from polynext.encrypted.parameters import Parameters
+
+# A settled value has so many bits less than a product.
+SETTLED_BITS_LESS = 6
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Stage:
     rescales: bool
     level: int  # before its linear forms
     lazy: bool = False  # its linear form is not rescaled
+    weight_bits: int = 0  # by how many bits its weights are longer than others
 
     @property
     def forms(self) -> tuple[tuple[int, ...], ...]:
@@ -82,7 +86,33 @@ def stages_of(circuit: Circuit, lazy: bool = False) -> list[Stage]:
         stages.append(Stage(operands, isinstance(node, Product), node in multiplied_again, level, is_lazy))
         levels.append(stages[-1].result_level)
         numbers[node] = len(stages)
+    return with_weight_bits(stages, list(computed(circuit)))
+
+
+def with_weight_bits(stages: list[Stage], nodes: Sequence[Node]) -> list[Stage]:
+    """Of two linear maps that share a prime, the one that sums over more entries gets more of its bits: rounding of
+    weights adds up."""
+    widths = {number: max(map(width, operands_of(nodes[number - 1]))) for number in range(1, len(stages) + 1)}
+    for lazy in [k + 1 for k, stage in enumerate(stages) if stage.lazy]:
+        level = stages[lazy - 1].result_level
+        users = [
+            k + 1
+            for k, stage in enumerate(stages)
+            if stage.level == level and any(lazy in form for form in stage.forms)
+        ]
+        if users:
+            wider = widths[lazy] / max(widths[k] for k in users)
+            more = round(math.log(wider, 4) / 2)
+            for k, bits in ((lazy, more), *((k, -more) for k in users)):
+                stages[k - 1] = replace(stages[k - 1], weight_bits=bits)
     return stages
+
+
+def width(node: Node) -> float:
+    """How many entries a linear form sums over, on average; 1 for a value as it is."""
+    if isinstance(node, Product):
+        return 1.0
+    return max(sum(term.map.entries for term in terms_of(node)) / node.size, 1.0)
 
 
 def value_scales(stages: Sequence[Stage], parameters: Parameters) -> list[float]:
@@ -92,12 +122,18 @@ def value_scales(stages: Sequence[Stage], parameters: Parameters) -> list[float]
         if stage.lazy:
             (sources,) = stage.forms
             widest = max(scale_at(k, stage.level, stages, scales, parameters) for k in sources)
-            scales.append(widest * 2.0**parameters.plain_bits)
+            scales.append(widest * 2.0 ** (parameters.plain_bits + stage.weight_bits))
             continue
-        sides = [scales[o] if isinstance(o, int) else parameters.scale for o in stage.operands]
+        formed = form_scale(len(scales), stages, parameters)
+        sides = [scales[o] if isinstance(o, int) else formed for o in stage.operands]
         scale = sides[0] * sides[-1] if stage.multiplies else sides[0]
         scales.append(scale / parameters.prime(stage.product_level) if stage.rescales else scale)
     return scales
+
+
+def form_scale(number: int, stages: Sequence[Stage], parameters: Parameters) -> float:
+    """What the linear forms of value `number` come to when they are rescaled."""
+    return parameters.result_scale if number == len(stages) else parameters.scale
 
 
 def scale_at(value: int, level: int, stages: Sequence[Stage], scales: Sequence[float], parameters: Parameters) -> float:
@@ -107,11 +143,12 @@ def scale_at(value: int, level: int, stages: Sequence[Stage], scales: Sequence[f
 
 
 def settling(value: int, level: int, stages: Sequence[Stage], scales: Sequence[float], parameters: Parameters) -> int:
-    """The whole number that brings a lazy value to about the standard scale when its level's prime is dropped; 0 for a
-    value that keeps its scale."""
+    """The whole number that a lazy value is multiplied by when its level's prime is dropped; 0 for a value that keeps
+    its scale. Both the settled value and the weights of those who take it are then longer than need be."""
     if not value or not stages[value - 1].lazy or level == stages[value - 1].result_level:
         return 0
-    return max(round(parameters.scale * parameters.prime(stages[value - 1].result_level) / scales[value]), 1)
+    settled = 2.0 ** (2 * parameters.scale_bits - SETTLED_BITS_LESS)
+    return max(round(settled * parameters.prime(stages[value - 1].result_level) / scales[value]), 1)
 
 
 def needed_prime_bits(stages: Sequence[Stage], parameters: Parameters, shortest: int) -> tuple[int, ...]:
@@ -121,10 +158,11 @@ def needed_prime_bits(stages: Sequence[Stage], parameters: Parameters, shortest:
     """
     scales = value_scales(stages, parameters)
     bits = [shortest] * stages[-1].result_level
-    for stage, scale in zip(stages, scales[1:], strict=True):
+    for number, (stage, scale) in enumerate(zip(stages, scales[1:], strict=True), 1):
         for sources in () if stage.lazy else stage.forms:
             used = max(scale_at(k, stage.level, stages, scales, parameters) for k in sources)
-            widest = math.log2(used) - parameters.scale_bits + parameters.plain_bits
+            widest = math.log2(used / form_scale(number, stages, parameters))
+            widest += parameters.plain_bits + stage.weight_bits
             bits[stage.level] = max(bits[stage.level], math.ceil(widest - 1e-3))
         if stage.rescales:
             product = scale * parameters.prime(stage.product_level)

@@ -9,7 +9,8 @@ from typing import Any
 class Parameters:
     """`prime_bits` are the primes in the order they are dropped, then the last one, then the special one of the keys.
 
-    Values are held at a scale of 2^scale_bits, linear maps encoded at 2^plain_bits, the image at 2^input_bits.
+    Values are held at a scale of 2^scale_bits, linear maps encoded at 2^plain_bits, the image at 2^input_bits, the
+    result at 2^result_bits.
     """
 
     ring_degree: int
@@ -17,6 +18,7 @@ class Parameters:
     scale_bits: int
     plain_bits: int
     input_bits: int
+    result_bits: int
     primes: tuple[int, ...] = ()
 
     @property
@@ -32,13 +34,17 @@ class Parameters:
         return 2.0**self.input_bits
 
     @property
+    def result_scale(self) -> float:
+        return 2.0**self.result_bits
+
+    @property
     def depth(self) -> int:
         return len(self.prime_bits) - 2
 
     @property
     def largest_result(self) -> float:
         """Half of where results wrap around the last prime: a larger one may have come from beyond."""
-        return 2.0 ** (self.prime_bits[-2] - self.scale_bits - 2)
+        return 2.0 ** (self.prime_bits[-2] - self.result_bits - 2)
 
     @property
     def modulus_bits(self) -> int:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from polynext.circuit.rewrites import (
     structured,
     unbuild_sums,
 )
-from polynext.circuit.structure import Kronecker, TooWideError
+from polynext.circuit.structure import TooWideError
 from polynext.encrypted.backends import get_backend
 from polynext.encrypted.backends.protocol import Backend, Costs, Security
 from polynext.encrypted.execution import encode_program, execute
@@ -44,16 +44,32 @@ LIBRARY_BYTES = 64 * MEBIBYTE
 # ones leave more digits to the plaintexts they are multiplied by.
 OPERAND_SIZE = 8.0
 
-# Rounding a value costs about 16 times the precision that rounding a weight at the same scale does.
-WEIGHTS_TO_VALUES = 16
-LEAST_PLAIN_BITS, LEAST_LAZY_PLAIN_BITS = 24, 15
-# The image is encrypted with this many bits more than the values have later.
-INPUT_BITS_MORE = 8
-MOST_SCALE_BITS, LEAST_SCALE_BITS, LEAST_LAZY_SCALE_BITS = 34, 29, 24
+# Rounding a value costs about 4 times the precision that rounding a weight at the same scale does.
+WEIGHTS_TO_VALUES = 4
+LEAST_PLAIN_BITS, LEAST_LAZY_PLAIN_BITS = 20, 15
+# The image is encrypted with this many bits more than the values have later, and the result has so many more, which is
+# as large as it is: values inside are scaled.
+INPUT_BITS_MORE, RESULT_BITS_MORE = 8, 8
+MOST_SCALE_BITS, LEAST_SCALE_BITS, LEAST_LAZY_SCALE_BITS = 34, 26, 20
+
+# So many choices of kept values are tried before the best so far is good enough.
+PATIENCE = 20
+# So many drafts become whole plans, of which the fastest is taken.
+FINALISTS = 3
+# A draft that should be off by more than so many times what is allowed is not made a whole plan.
+HOPELESS = 1.5
 
 
 class DoesNotFitError(PolyNeXtError):
     """The network cannot be run encrypted within the limits."""
+
+
+class TooImpreciseError(DoesNotFitError):
+    """It can, and its result would be off by more than is allowed: by `excess` times as much."""
+
+    def __init__(self, sentence: str, excess: float):
+        super().__init__(sentence)
+        self.excess = excess
 
 
 @dataclass(frozen=True)
@@ -130,7 +146,10 @@ def make_plan(
     possible = tuple(chosen.security.longest_modulus)
     merged = merge_linear_maps(factor_sums(structured(patches_first(circuit))))
     largest_result = float(np.abs(circuit(examples)).max())
-    reasons = []
+    choices = Choices(merged)
+    longest = max((node.size for node in merged.order if isinstance(node, Product)), default=0)
+    reason, reasons = "", []
+    best: Found | None = None
     for ring_degree in limits.ring_degrees or possible:
         if ring_degree not in possible:
             raise PolyNeXtError(
@@ -140,14 +159,55 @@ def make_plan(
         for lazy in (True, False):
             search = Search(ring_degree, examples, largest_result, images, limits, chosen, cost, lazy)
             try:
-                return search.best(merged)
+                best = search.best(choices, best)
+                break  # without lazy values there are more primes
             except DoesNotFitError as error:
                 reason = f"at ring degree {ring_degree} {error}"
+        if best is not None and longest * images <= ring_degree // 2:
+            break  # in a larger ring each operation takes longer, and there are as many if nothing had to be cut
         reasons.append(reason)
+    if best is not None:
+        return best.plan
     raise DoesNotFitError(
         f"this network does not fit for {images} image{'s' * (images > 1)} in a ciphertext: {'; '.join(reasons)}. "
         "Take a network with fewer or narrower layers, fewer images, or allow more memory."
     )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, and the values it keeps."""
+
+    plan: Plan
+    kept: frozenset[Node]
+
+
+class Choices:
+    """The values of a circuit that may be worth computing for their own sake, and the circuits with some of them."""
+
+    def __init__(self, merged: Circuit):
+        self.merged = merged
+        self.why = worth_keeping(merged)
+        self.unbuilt: dict[frozenset[Node], Circuit | None] = {}
+
+    def circuit(self, kept: frozenset[Node]) -> Circuit:
+        """The circuit with these values kept and all other sums unbuilt."""
+        if kept not in self.unbuilt:
+            try:
+                self.unbuilt[kept] = unbuild_sums(with_kept(self.merged, kept, self.why))
+            except TooWideError:
+                self.unbuilt[kept] = None
+        circuit = self.unbuilt[kept]
+        if circuit is None:
+            raise DoesNotFitError("its maps grow too wide")
+        return circuit
+
+    def by_kind(self) -> Iterator[frozenset[Node]]:
+        """All values of some kinds, the most kinds first."""
+        kinds = sorted(set(self.why.values()))
+        for count in reversed(range(len(kinds) + 1)):
+            for chosen in itertools.combinations(kinds, count):
+                yield frozenset(node for node, kind in self.why.items() if kind in chosen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,56 +223,78 @@ class Search:
     costs: Costs
     lazy: bool
 
-    def best(self, merged: Circuit) -> Plan:
-        """The best of keeping all values of some kinds; from there greedily one more or one less, as long as that saves
-        time and patience lasts; then spreads one more."""
-        candidates = worth_keeping(merged)
-        found: dict[frozenset[Node], Plan | DoesNotFitError] = {}
+    def best(self, choices: Choices, other: Found | None) -> Found:
+        """The fastest plan, or another one that is faster.
 
-        def attempt(kept: frozenset[Node]) -> None:
-            if kept not in found:
-                found[kept] = self.attempt(with_kept(merged, kept, candidates))
+        First all values of some kinds are kept; from the best of these on greedily one more or one less, as long as
+        that saves time and patience lasts. The fastest drafts that promise to be precise enough become whole plans.
+        """
+        drafts: dict[frozenset[Node], Plan | DoesNotFitError] = {}
 
         def seconds(kept: frozenset[Node]) -> float:
-            plan = found[kept]
-            return plan.bill.seconds if isinstance(plan, Plan) else math.inf
+            draft = drafts[kept]
+            return draft.bill.seconds if isinstance(draft, Plan) else math.inf
 
-        kinds = sorted(set(candidates.values()))
-        for count in reversed(range(len(kinds) + 1)):
-            for chosen in itertools.combinations(kinds, count):
-                attempt(frozenset(node for node, kind in candidates.items() if kind in chosen))
-        best = min(found, key=seconds)
-        while len(found) < PATIENCE:
-            for node in list(candidates)[: PATIENCE - len(found)]:
-                attempt(best ^ {node})
-            if seconds(min(found, key=seconds)) == seconds(best):
+        if other is not None:
+            drafts[other.kept] = self.draft(choices, other.kept)
+            if seconds(other.kept) >= other.plan.bill.seconds:
+                return other
+        for kept in choices.by_kind():
+            drafts[kept] = self.draft(choices, kept)
+        first = min(drafts, key=seconds)
+        while len(drafts) < PATIENCE and seconds(first) < math.inf:
+            for kept in [first ^ {node} for node in choices.why][: PATIENCE - len(drafts)]:
+                if kept not in drafts:
+                    drafts[kept] = self.draft(choices, kept)
+            better = min(drafts, key=seconds)
+            if seconds(better) == seconds(first):
                 break
-            best = min(found, key=seconds)
-        plan = found[best]
-        if not isinstance(plan, Plan):
-            raise plan
-        return self.spread(plan)
+            first = better
+        return self.finished({kept: drafts[kept] for kept in sorted(drafts, key=seconds)}, other)
 
-    def attempt(self, merged: Circuit) -> "Plan | DoesNotFitError":
+    def finished(self, drafts: dict[frozenset[Node], "Plan | DoesNotFitError"], best: Found | None) -> Found:
+        """The fastest whole plan of these drafts, fastest first, or another one that is faster."""
+        reason, excess, made = None, 0.0, 0
+        for kept, draft in drafts.items():
+            if not isinstance(draft, Plan):
+                reason = reason or draft
+                break
+            limit = best.plan.bill.seconds if best else math.inf
+            if draft.bill.seconds >= limit or made == FINALISTS:
+                break
+            if excess * coarseness(draft.parameters) > HOPELESS:
+                continue
+            try:
+                plan = self.spread(draft)
+                made += 1
+                if plan.bill.seconds < limit:
+                    best = Found(plan, kept)
+            except TooImpreciseError as error:
+                reason = reason or error
+                excess = error.excess / coarseness(draft.parameters)
+            except DoesNotFitError as error:
+                reason = reason or error
+        if best is None:
+            assert reason is not None
+            raise reason
+        return best
+
+    def draft(self, choices: Choices, kept: frozenset[Node]) -> "Plan | DoesNotFitError":
+        """A plan without its scales, and with more keys than there may be."""
         try:
-            unbuilt = unbuild_sums(merged)
+            unbuilt = choices.circuit(kept)
             # Levels do not depend on what comes after, and what is too deep needs no packing.
-            stages, security = stages_of(unbuilt, self.lazy), self.backend.security
-            parameters = choose_parameters(stages, self.ring_degree, self.largest_result, security)
-            final = structured(split(unbuilt, parameters.slots // self.images))
-            least = fewest_diagonals(final) * parameters.ciphertext_bytes(parameters.depth) // 2
-            if least > self.limits.memory:
-                raise DoesNotFitError(
-                    f"its weights take at least {mebibytes(least)} of memory where {mebibytes(self.limits.memory)} are "
-                    "allowed"
-                )
-            return self.plan(final, parameters)
-        except TooWideError:
-            return DoesNotFitError("its maps grow too wide")
+            self.parameters(unbuilt)
+            return self.plan(structured(split(unbuilt, self.ring_degree // 2 // self.images)))
         except DoesNotFitError as error:
             return error
 
-    def plan(self, final: Circuit, parameters: Parameters, spread: tuple[int, ...] = (), draft: bool = True) -> Plan:
+    def parameters(self, circuit: Circuit) -> Parameters:
+        stages = stages_of(circuit, self.lazy)
+        return choose_parameters(stages, self.ring_degree, self.largest_result, self.backend.security)
+
+    def plan(self, final: Circuit, spread: tuple[int, ...] = (), draft: bool = True) -> Plan:
+        parameters = self.parameters(final)
         try:
             program = build_program(final, parameters.slots, self.images, spread, draft, self.lazy)
         except PolyNeXtError as error:
@@ -242,12 +324,12 @@ class Search:
         sizes = [layout.period for layout in best.program.layouts[:-1]]
         for number in [i for i, size in enumerate(sizes) if 2 * size <= room]:
             try:
-                plan = self.plan(best.circuit, best.parameters, (*chosen, number))
+                plan = self.plan(best.circuit, (*chosen, number))
             except DoesNotFitError:
                 continue
             if plan.bill.seconds < best.bill.seconds:
                 best, chosen = plan, (*chosen, number)
-        return self.precise_enough(self.plan(best.circuit, best.parameters, chosen, draft=False))
+        return self.precise_enough(self.plan(best.circuit, chosen, draft=False))
 
     def precise_enough(self, plan: Plan) -> Plan:
         found = predict(plan.program, plan.parameters, plan.circuit, self.examples)
@@ -256,21 +338,14 @@ class Search:
             ("noise would change {} of the predictions", found.flips, self.limits.flips),
         ):
             if not value <= allowed:
-                raise DoesNotFitError(f"its {what.format(f'{value:.1g}')} where {allowed:g} is allowed")
+                sentence = f"its {what.format(f'{value:.1g}')} where {allowed:g} is allowed"
+                raise TooImpreciseError(sentence, found.error / self.limits.error)
         return replace(plan, bill=replace(plan.bill, error=found.error, flips=found.flips))
-
-
-def fewest_diagonals(circuit: Circuit) -> int:
-    """At least so many diagonals all maps together have, by their structure."""
-    maps = [node.map for node in circuit.order if isinstance(node, Linear)]
-    return sum(m.fewest_diagonals() for m in maps if isinstance(m, Kronecker)) // 2  # two maps may share them
 
 
 # Why a value may be worth computing for its own sake: as a well-conditioned map of a sum it can stand for the sum, it
 # mixes positions before channels are mixed, or several products need it.
 BASIS, POSITIONS, SHARED = "basis", "positions", "shared"
-# So many choices of kept values are tried before the best so far is good enough.
-PATIENCE = 20
 
 
 def worth_keeping(merged: Circuit) -> dict[Node, str]:
@@ -314,27 +389,38 @@ def choose_parameters(
     headroom = max(math.ceil(math.log2(2 * largest_result)) + 2, 4)
 
     def parameters(scale_bits: int, plain_bits: int) -> Parameters:
-        last, shortest = scale_bits + headroom, security.shortest_prime
+        result_bits = scale_bits + RESULT_BITS_MORE
+        last, shortest = result_bits + headroom, security.shortest_prime
         dropped: tuple[int, ...] = ()
         needed = (shortest,) * depth
         while needed != dropped:  # at most once for each level, because its prime depends on earlier ones only
             dropped = needed
             bits = (*dropped, last, max((*dropped, last)))
             input_bits = 2 * scale_bits if lazy else scale_bits + INPUT_BITS_MORE  # if lazy, like a product's
-            made = Parameters(ring_degree, bits, scale_bits, plain_bits, input_bits)
+            made = Parameters(ring_degree, bits, scale_bits, plain_bits, input_bits, result_bits)
             needed = needed_prime_bits(stages, made, shortest)
         return made
 
+    def fits(made: Parameters) -> bool:
+        return made.modulus_bits <= limit and max(made.prime_bits) <= security.longest_prime
+
     scales = range(LEAST_LAZY_SCALE_BITS if lazy else LEAST_SCALE_BITS, MOST_SCALE_BITS + 1)
     least_plain = LEAST_LAZY_PLAIN_BITS if lazy else LEAST_PLAIN_BITS
-    tried = [parameters(s, p) for s in scales for p in range(least_plain, s + 1)]
-    fitting = [p for p in tried if p.modulus_bits <= limit and max(p.prime_bits) <= security.longest_prime]
-    if not fitting:
+    smallest = parameters(scales[0], least_plain)
+    if not fits(smallest):
         raise DoesNotFitError(
-            f"its {depth} levels need a modulus of at least {tried[0].modulus_bits} bits where {security.bits}-bit "
+            f"its {depth} levels need a modulus of at least {smallest.modulus_bits} bits where {security.bits}-bit "
             f"security allows {limit}"
         )
-    best = min(fitting, key=lambda p: WEIGHTS_TO_VALUES * 2.0**-p.scale_bits + 2.0**-p.plain_bits)
+    fitting = [smallest]
+    plain_bits = MOST_SCALE_BITS
+    for scale_bits in scales:  # the longer the scale, the shorter the weights
+        while plain_bits >= least_plain and not fits(made := parameters(scale_bits, min(plain_bits, scale_bits))):
+            plain_bits -= 1
+        if plain_bits < least_plain:
+            break
+        fitting.append(made)
+    best = min(fitting, key=coarseness)
     # What is left of the modulus costs no time: it goes to the weights, those of the classifier first, which sum over
     # most values, and to the room for results.
     *bits, special = best.prime_bits
@@ -345,6 +431,11 @@ def choose_parameters(
         bits[level] += more
         left -= more
     return replace(best, prime_bits=(*bits, special))
+
+
+def coarseness(parameters: Parameters) -> float:
+    """How much rounding values and weights costs, by a rule of thumb: for comparing, not for telling."""
+    return WEIGHTS_TO_VALUES * 2.0**-parameters.scale_bits + 2.0**-parameters.plain_bits
 
 
 def make_bill(program: Program, parameters: Parameters, costs: Costs) -> Bill:

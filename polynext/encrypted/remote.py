@@ -260,7 +260,7 @@ class RemoteClient:
             await session.wait_for(job, progress)
             file.write_bytes((await session.request("GET", f"v1/jobs/{job}/answer")).content)
             parameters = client.offer.parameters
-            answer = client.secret.ring.load_ciphertext(file, parameters.depth, parameters.scale)
+            answer = client.secret.ring.load_ciphertext(file, parameters.depth, parameters.result_scale)
         await session.request("DELETE", f"v1/jobs/{job}", missing_ok=True)
         return answer
 

@@ -84,7 +84,7 @@ def test_ciphertexts_give_the_models_logits(plan: Plan, offer: Offer, trained: A
     assert calls["rotate"] == bill.rotations
     assert calls["multiply"] == bill.ciphertext_products
     assert calls["accumulate"] == bill.plaintext_products
-    assert (answer.level, answer.scale) == (bill.levels, plan.parameters.scale)
+    assert (answer.level, answer.scale) == (bill.levels, plan.parameters.result_scale)
 
 
 @pytest.mark.parametrize("tiny", [1e-9, 0.0])

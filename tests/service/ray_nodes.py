@@ -53,7 +53,7 @@ async def main(folder: Path, work: Path, cluster: Cluster) -> None:
             except WorkerDied as death:
                 deaths.append(str(death))
         parameters = client.offer.parameters
-        loaded = network.load_ciphertext(place / "answer", parameters.depth, parameters.scale)
+        loaded = network.load_ciphertext(place / "answer", parameters.depth, parameters.result_scale)
         return client.decrypt([loaded], 1)
 
     jobs = [asyncio.create_task(answer(number)) for number in range(3)]

@@ -171,7 +171,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(
             path = tmp_path / job
             path.write_bytes(by_hand.http.get(f"/v1/jobs/{job}/answer").content)
             parameters = by_hand.network.offer.parameters
-            by_hand.network.ring.load_ciphertext(path, parameters.depth, parameters.scale)
+            by_hand.network.ring.load_ciphertext(path, parameters.depth, parameters.result_scale)
         process.terminate()
         assert process.wait(30) == 0
     by_hand.http.close()

@@ -27,7 +27,7 @@ PARTS = [Part("relinearisation"), Part("rotation", 1), Part("ciphertext")]
 
 @pytest.fixture(scope="module")
 def ring() -> Ring:
-    return get_backend("seal").ring(Parameters(2**13, (40, 40, 50, 50), 36, 20, 40))
+    return get_backend("seal").ring(Parameters(2**13, (40, 40, 50, 50), 36, 20, 40, 36))
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def calibrate(backend: Backend, ring_degree: int, repeats: int = 7) -> Costs:
     """Measures every operation at three numbers of primes and fits."""
     longest = backend.security.longest_modulus[ring_degree]
     most = min(max(longest // 48 - 1, 1), 12)
-    parameters = Parameters(ring_degree, (40,) * (most - 1) + (40, 48), 36, 20, 36)
+    parameters = Parameters(ring_degree, (40,) * (most - 1) + (40, 48), 36, 20, 36, 36)
     secret = backend.ring(parameters).generate_key()
     evaluator = secret.ring.evaluator(secret.evaluation_keys([1]))
     values = np.random.default_rng(0).uniform(-1, 1, parameters.slots)

@@ -147,7 +147,7 @@ class SealRing(Ring):
 
     def deliver(self, source: Path, target: Path, dialect: str) -> None:
         major, _, minor = dialect.removeprefix("SEAL ").partition(".")
-        wanted = self.expected_ciphertext(self.parameters.depth, self.parameters.scale)
+        wanted = self.expected_ciphertext(self.parameters.depth, self.parameters.result_scale)
         seal_files.rewrite(source, target, wanted, (int(major), int(minor)))
 
     def evaluator(self, keys: EvaluationKeys) -> "SealEvaluator":
