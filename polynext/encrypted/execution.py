@@ -8,7 +8,7 @@ from operator import itemgetter
 import numpy as np
 
 from polynext.encrypted.backends.protocol import Ciphertext, Evaluator, Plaintext
-from polynext.encrypted.levels import form_scale, scale_at, settling, value_scales
+from polynext.encrypted.levels import form_scale, joining, scale_at, settling, value_scales
 from polynext.encrypted.packing import Form
 from polynext.encrypted.program import Program, Step, Tree
 
@@ -24,6 +24,7 @@ class EncodedForm:
     giants: Tree
     bias: Plaintext | None
     summed_bits: tuple[int, ...]
+    conjugated: bool
     scale: float  # what a rescale brings it to
 
 
@@ -36,7 +37,7 @@ def encode_program(program: Program, evaluator: Evaluator) -> list[list[EncodedF
         # Every term comes to the scale that its step's result has, or has before its rescale, whatever its source's is.
         formed = form_scale(number + 1, stages, parameters)
         common = scales[number + 1] if step.stage.lazy else formed * parameters.prime(step.level)
-        sources = {k for form in step.forms for k in form.terms}
+        sources = {k for form in step.forms for k in form.sources}
         used = {k: common / scale_at(k, step.level, stages, scales, parameters) for k in sources}
         trees = zip(step.forms, step.giants, strict=True)
         encoded.append([encode_form(form, tree, step, used, common, formed, evaluator) for form, tree in trees])
@@ -57,21 +58,27 @@ def encode_form(
     turns = {0: 0}  # by how much the giant steps turn in all, which the source's period hides
     for new, start, by in giants_tree:
         turns[new] = turns[start] + by
-    for source, diagonals in form.terms.items():
-        giants, babies = step.stride.decompose(diagonals.offsets, diagonals.period)
-        for i, (giant, baby) in enumerate(zip(giants.tolist(), babies.tolist(), strict=True)):
-            rolled = np.roll(diagonals.vector(i), turns[giant]) if evaluator.needs_values else None
+    factor = (1j if step.stage.joins is not None else 1.0) * (0.5 if form.conjugated else 1.0)
+    for source in sorted(form.sources):
+        offsets = form.offsets(source)
+        giants, babies = step.stride.decompose(offsets, form.period(source))
+        for offset, giant, baby in zip(offsets.tolist(), giants.tolist(), babies.tolist(), strict=True):
+            rolled = None
+            if evaluator.needs_values:
+                rolled = np.roll(factor * form.vector(source, offset), turns[giant])
             plain = evaluator.encode(rolled, step.level, plain_scales[source])
             if plain is not None:
                 by_giant.setdefault(giant, []).append((source, baby, plain))
     if not by_giant:
         # A ciphertext of zero takes a key to make. The smallest multiple of a source stands in: it drowns in the noise.
-        source = next(iter(form.terms))
+        source = min(form.sources)
         scale = plain_scales[source]
         smallest = np.full(parameters.slots, 1 / scale)
         by_giant[0] = [(source, 0, evaluator.encode(smallest, step.level, scale))]
-    bias = None if form.bias is None else evaluator.encode(form.bias, step.level, common)
-    return EncodedForm(by_giant, giants_tree, bias, form.summed_bits, formed)
+    bias = None
+    if form.bias is not None:
+        bias = evaluator.encode(form.bias if step.stage.joins is None else 1j * form.bias, step.level, common)
+    return EncodedForm(by_giant, giants_tree, bias, form.summed_bits, form.conjugated, formed)
 
 
 def execute(program: Program, encoded: list[list[EncodedForm]], evaluator: Evaluator, image: Ciphertext) -> Ciphertext:
@@ -89,6 +96,7 @@ def execute(program: Program, encoded: list[list[EncodedForm]], evaluator: Evalu
             for start, branches in groupby(babies, key=itemgetter(1)):
                 made, _, steps = zip(*branches, strict=True)
                 held[source] |= zip(made, evaluator.rotate_many(held[source][start], steps), strict=True)
+        joins = step.stage.joins
         forms = iter(form for each in encoded[number] for form in evaluate_form(each, step, held, evaluator))
         operands = [held[o][0] if isinstance(o, int) else next(forms) for o in step.operands]
         operands += forms  # the other operand of a pair
@@ -98,6 +106,9 @@ def execute(program: Program, encoded: list[list[EncodedForm]], evaluator: Evalu
             result = evaluator.multiply(evaluator.drop(operands[0], level), evaluator.drop(operands[-1], level))
             if step.stage.rescales:
                 result = evaluator.rescale(result, scales[number + 1])
+        if joins is not None:
+            factor = joining(number + 1, program.stages, scales, evaluator.parameters)
+            result = joined(held[joins][0], factor, result, evaluator)
         del operands
         held[number + 1] = {0: result}
         for source in [s for s in held if last_uses.get(s, len(program.steps)) <= number]:
@@ -119,6 +130,14 @@ def settle(rotations: dict[int, Ciphertext], factor: int, evaluator: Evaluator) 
         rotations[baby] = evaluator.rescale(larger, scale * factor / evaluator.parameters.prime(level))
 
 
+def joined(real: Ciphertext, factor: int, imaginary: Ciphertext, evaluator: Evaluator) -> Ciphertext:
+    """Two values in one ciphertext, at the level and scale of the second."""
+    if factor:
+        once = evaluator.encode(np.ones(evaluator.parameters.slots), real.level, float(factor))
+        real = evaluator.rescale(evaluator.accumulate(None, real, once), imaginary.scale)
+    return evaluator.add(evaluator.drop(real, imaginary.level), imaginary)
+
+
 def evaluate_form(
     form: EncodedForm, step: Step, held: dict[int, dict[int, Ciphertext]], evaluator: Evaluator
 ) -> Iterator[Ciphertext]:
@@ -138,6 +157,8 @@ def evaluate_form(
     total = parts[0]
     for bit in form.summed_bits:
         total = evaluator.add(total, turned(total, step.paths[bit], evaluator))
+    if form.conjugated:
+        total = evaluator.add(total, evaluator.conjugate(total))
     if form.bias is not None:
         total = evaluator.add_plain(total, form.bias)
     if step.stage.lazy:

@@ -23,7 +23,8 @@ SETTLED_BITS_LESS = 6
 class Stage:
     """How a value comes about; value 0 is the image, and stage k makes value k + 1.
 
-    Each operand is a linear form of earlier values, by their numbers, or one of them as it is.
+    Each operand is a linear form of earlier values, by their numbers, or one of them as it is. Of values that are
+    joined (`joining.py`) the later one has both in its ciphertext.
     """
 
     operands: tuple[tuple[int, ...] | int, ...]
@@ -32,6 +33,7 @@ class Stage:
     level: int  # before its linear forms
     lazy: bool = False  # its linear form is not rescaled
     weight_bits: int = 0  # by how many bits its weights are longer than others
+    joins: int | None = None  # the value whose ciphertext it goes into, as imaginary part
 
     @property
     def forms(self) -> tuple[tuple[int, ...], ...]:
@@ -149,6 +151,16 @@ def settling(value: int, level: int, stages: Sequence[Stage], scales: Sequence[f
         return 0
     settled = 2.0 ** (2 * parameters.scale_bits - SETTLED_BITS_LESS)
     return max(round(settled * parameters.prime(stages[value - 1].result_level) / scales[value]), 1)
+
+
+def joining(value: int, stages: Sequence[Stage], scales: Sequence[float], parameters: Parameters) -> int:
+    """The whole number that brings a lazy value to the scale of the one that joins it, when a prime is dropped; 0 for a
+    value that is not lazy and has the scale already."""
+    real = stages[value - 1].joins
+    assert real is not None
+    if not stages[real - 1].lazy:
+        return 0
+    return round(scales[value] * parameters.prime(stages[real - 1].result_level) / scales[real])
 
 
 def needed_prime_bits(stages: Sequence[Stage], parameters: Parameters, shortest: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ and the rest (its positions): the offsets are then those of one image.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -222,13 +222,45 @@ class Form:
     """One ciphertext to be computed as a sum of linear maps of others, and then over some bits of the slot number.
 
     It `repeats` in the slots that its target leaves free, unless it is summed over bits below those the target uses:
-    then it is right in one place only, and rotations would bring in the others.
+    then it is right in one place only, and rotations would bring in the others. A form of ciphertexts with two values
+    each has diagonals for their `imaginary` parts too, and is made real by adding its conjugate.
     """
 
     terms: dict[int, Diagonals]
     bias: Array | None
     summed_bits: tuple[int, ...]
     repeats: bool
+    imaginary: dict[int, Diagonals] = field(default_factory=dict)
+    conjugated: bool = False
+
+    @property
+    def diagonals(self) -> "list[tuple[int, Diagonals]]":
+        """All of them, with the source of each."""
+        return [*self.terms.items(), *self.imaginary.items()]
+
+    @property
+    def sources(self) -> set[int]:
+        return {*self.terms, *self.imaginary}
+
+    def parts(self, source: int) -> "list[tuple[Diagonals, complex]]":
+        """The diagonals of a source's real and imaginary part, and what they count."""
+        found = [(self.terms.get(source), 1.0), (self.imaginary.get(source), -1j)]
+        return [(diagonals, factor) for diagonals, factor in found if diagonals is not None]
+
+    def offsets(self, source: int) -> Indices:
+        return np.unique(np.concatenate([diagonals.offsets for diagonals, _ in self.parts(source)]))
+
+    def period(self, source: int) -> int:
+        return max(diagonals.period for diagonals, _ in self.parts(source))
+
+    def vector(self, source: int, offset: int) -> Array:
+        """The diagonal of an offset, in every slot."""
+        total: Array = np.zeros(1)
+        for diagonals, factor in self.parts(source):
+            (found,) = np.nonzero(diagonals.offsets == offset)
+            for i in found:
+                total = total + factor * diagonals.vector(i)
+        return total
 
 
 def target_of(layout: Layout, operands: int) -> tuple[Target, int]:

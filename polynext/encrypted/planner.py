@@ -27,10 +27,11 @@ from polynext.circuit.structure import TooWideError
 from polynext.encrypted.backends import get_backend
 from polynext.encrypted.backends.protocol import Backend, Costs, Security
 from polynext.encrypted.execution import encode_program, execute
+from polynext.encrypted.joining import join_values
 from polynext.encrypted.levels import Stage, needed_prime_bits, stages_of
 from polynext.encrypted.parameters import Parameters
 from polynext.encrypted.precision import predict
-from polynext.encrypted.program import Program, build_program
+from polynext.encrypted.program import Program, build_program, choose_giant_steps
 from polynext.encrypted.rotations import choose_rotations
 from polynext.encrypted.tally import Tally
 from polynext.errors import PolyNeXtError
@@ -265,7 +266,7 @@ class Search:
             if excess * coarseness(draft.parameters) > HOPELESS:
                 continue
             try:
-                plan = self.spread(draft)
+                plan = self.whole(draft)
                 made += 1
                 if plan.bill.seconds < limit:
                     best = Found(plan, kept)
@@ -293,12 +294,15 @@ class Search:
         stages = stages_of(circuit, self.lazy)
         return choose_parameters(stages, self.ring_degree, self.largest_result, self.backend.security)
 
-    def plan(self, final: Circuit, spread: tuple[int, ...] = (), draft: bool = True) -> Plan:
+    def plan(self, final: Circuit, spread: tuple[int, ...] = (), join: bool = False, draft: bool = True) -> Plan:
         parameters = self.parameters(final)
         try:
             program = build_program(final, parameters.slots, self.images, spread, draft, self.lazy)
         except PolyNeXtError as error:
             raise DoesNotFitError(str(error).rstrip(".")) from error
+        if join:
+            join_values(program)
+            choose_giant_steps(program)
         most_keys = int(self.limits.keys // parameters.key_bytes)
 
         def rotation(level: int) -> float:
@@ -317,19 +321,22 @@ class Search:
             )
         return Plan(final, program, self.backend.name, parameters, bill)
 
-    def spread(self, best: Plan) -> Plan:
-        chosen: tuple[int, ...] = ()
-        best = replace(best, circuit=structured(normalise(best.circuit, self.examples, OPERAND_SIZE)))
+    def whole(self, draft: Plan) -> Plan:
+        """A draft made better, by joining values and by spreading one more at a time, and made a whole plan."""
+        best = replace(draft, circuit=structured(normalise(draft.circuit, self.examples, OPERAND_SIZE)))
         room = best.parameters.slots // 4  # for two groups of two operands
         sizes = [layout.period for layout in best.program.layouts[:-1]]
-        for number in [i for i, size in enumerate(sizes) if 2 * size <= room]:
+        spread: tuple[int, ...] = ()
+        join = False
+        for number in [None, *(i for i, size in enumerate(sizes) if 2 * size <= room)]:
+            tried = (spread, True) if number is None else ((*spread, number), join)
             try:
-                plan = self.plan(best.circuit, (*chosen, number))
+                plan = self.plan(best.circuit, *tried)
             except DoesNotFitError:
                 continue
             if plan.bill.seconds < best.bill.seconds:
-                best, chosen = plan, (*chosen, number)
-        return self.precise_enough(self.plan(best.circuit, chosen, draft=False))
+                best, (spread, join) = plan, tried
+        return self.precise_enough(self.plan(best.circuit, spread, join, draft=False))
 
     def precise_enough(self, plan: Plan) -> Plan:
         found = predict(plan.program, plan.parameters, plan.circuit, self.examples)
@@ -449,7 +456,7 @@ def make_bill(program: Program, parameters: Parameters, costs: Costs) -> Bill:
         rotations=tally.total("rotate"),
         rotation_keys=len(program.rotations),
         key_bytes=parameters.key_bytes * (len(program.rotations) + 1),
-        program_bytes=sum(d.nbytes for step in program.steps for form in step.forms for d in form.terms.values()),
+        program_bytes=sum(d.nbytes for step in program.steps for form in step.forms for _, d in form.diagonals),
         plaintext_bytes=tally.plaintext_bytes,
         ciphertext_bytes=tally.ciphertext_bytes,
         seconds=round(costs(tally.operations), 3),

@@ -37,7 +37,10 @@ class NoisyEvaluator(ClearEvaluator):
     def noisy(self, values: Array, deviation: float, scale: float) -> Array:
         """`deviation` is that of a coefficient."""
         size = math.sqrt(self.parameters.ring_degree / 2) * deviation / scale
-        return values + size * self.random.standard_normal(len(values))
+        noise = self.random.standard_normal(len(values))
+        if np.iscomplexobj(values):
+            noise = noise + 1j * self.random.standard_normal(len(values))
+        return values + size * noise
 
     @property
     def rounding(self) -> float:
@@ -68,6 +71,9 @@ class NoisyEvaluator(ClearEvaluator):
     def rotate(self, value: Slots, steps: int) -> Slots:
         return self.switched(super().rotate(value, steps))
 
+    def conjugate(self, value: Slots) -> Slots:
+        return self.switched(super().conjugate(value))
+
     def rescale(self, value: Slots, scale: float) -> Slots:
         result = super().rescale(value, scale)
         assert result.values is not None
@@ -92,7 +98,7 @@ def predict(program: Program, parameters: Parameters, circuit: Circuit, examples
         chosen = np.arange(start, start + layout.images) % len(examples)
         image = evaluator.fresh(layout.pack(examples[chosen].reshape(layout.images, -1)))
         result = execute(program, encoded, evaluator, image)
-        errors.append(program.layouts[-1].unpack(result.values) - wanted[chosen])
+        errors.append(program.layouts[-1].unpack(result.values).real - wanted[chosen])
     off = np.concatenate(errors)
     return Precision(float(np.abs(off).max() / np.abs(wanted).max()), flipped(wanted, float(off.std())))
 

@@ -67,8 +67,10 @@ class Program:
         uses: dict[int, int] = {}
         for number, step in enumerate(self.steps):
             for operand in step.operands:
-                for source in operand.terms if isinstance(operand, Form) else (operand,):
+                for source in operand.sources if isinstance(operand, Form) else (operand,):
                     uses[source] = number
+            if step.stage.joins is not None:
+                uses[step.stage.joins] = number
         return uses
 
 
@@ -215,7 +217,7 @@ class Stride:
 
 
 def giant_steps(form: Form, stride: Stride) -> set[int]:
-    return {int(g) for d in form.terms.values() for g in stride.decompose(d.offsets, d.period)[0]}
+    return {int(g) for _, d in form.diagonals for g in stride.decompose(d.offsets, d.period)[0]}
 
 
 def choose_giant_steps(program: Program) -> None:
@@ -240,7 +242,7 @@ def choose_giant_steps(program: Program) -> None:
 def wanted_babies(step: Step, stride: Stride) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for form in step.forms:
-        for source, diagonals in form.terms.items():
+        for source, diagonals in form.diagonals:
             _, r = stride.decompose(diagonals.offsets, diagonals.period)
             found.setdefault(source, set()).update(r.tolist())
     return found

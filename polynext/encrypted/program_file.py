@@ -19,7 +19,7 @@ from polynext.encrypted.program import Program, Step, Stride, Tree
 from polynext.encrypted.rotations import used_rotations
 from polynext.errors import PolyNeXtError
 
-FORMAT, VERSION = "polynext-encrypted-program", 2
+FORMAT, VERSION = "polynext-encrypted-program", 3
 
 
 def save_program(program: Program, path: Path) -> None:
@@ -82,9 +82,18 @@ def read_tree(tree: list[Any]) -> Tree:
     return [(new, start, by) for new, start, by in tree]
 
 
-def read_form(terms: dict[str, Any], bias: Any, summed_bits: list[int], repeats: bool) -> Form:
-    diagonals = {int(source): read_diagonals(**fields) for source, fields in terms.items()}
-    return Form(diagonals, bias, tuple(summed_bits), repeats)
+def read_form(
+    terms: dict[str, Any],
+    bias: Any,
+    summed_bits: list[int],
+    repeats: bool,
+    imaginary: dict[str, Any],
+    conjugated: bool,
+) -> Form:
+    real_part, imaginary_part = (
+        {int(source): read_diagonals(**fields) for source, fields in part.items()} for part in (terms, imaginary)
+    )
+    return Form(real_part, bias, tuple(summed_bits), repeats, imaginary_part, conjugated)
 
 
 def read_diagonals(outer: dict[str, Any], inner: dict[str, Any], **fields: Any) -> Diagonals:
@@ -97,11 +106,13 @@ def check(program: Program) -> None:
     require(len(program.layouts) == len(program.steps) + 1 > 1, "values and layouts are not as many")
     for number, step in enumerate(program.steps):
         for operand in step.operands:
-            sources = operand.terms if isinstance(operand, Form) else (operand,)
+            sources = operand.sources if isinstance(operand, Form) else (operand,)
             require(all(0 <= source <= number for source in sources), "a step takes what is not made yet")
+        joins = step.stage.joins
+        require(joins is None or 0 < joins <= number, "a step joins what is not made yet")
         for form in step.forms:
             require(form.bias is None or form.bias.shape == (slots,), "a bias is not as long as the slots")
-            require(all(stays_within(d, slots) for d in form.terms.values()), "diagonals reach beyond the slots")
+            require(all(stays_within(d, slots) for _, d in form.diagonals), "diagonals reach beyond the slots")
     missing = used_rotations(program) - set(program.rotations)
     require(not missing, f"there are no keys to rotate by {sorted(missing)}")
 

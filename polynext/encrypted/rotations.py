@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from polynext.encrypted.backends.protocol import CONJUGATION
 from polynext.encrypted.program import Program, Step, Tree, giant_steps, wanted_babies
 
 # A key is worth having if it saves this share of the time that all rotations take.
@@ -51,12 +52,14 @@ def choose_rotations(
         weights[what] = weights.get(what, 0.0) + seconds(program.steps[task.step].level)
     choice = Choice([(alike[what], weight) for what, weight in weights.items()], useful_keys(tasks, program.slots))
     enough = WORTH_A_KEY * choice.cost
+    others = {CONJUGATION} if conjugates(program) else set()
+    most_keys -= len(others)
     while choice.keys and not draft:
         more, key = min((choice.without(key), key) for key in choice.keys)
         if math.isinf(more) or (more > enough and len(choice.keys) <= most_keys):
             break
         choice.leave_out(key)
-    program.rotations = tuple(sorted(choice.keys))
+    program.rotations = tuple(sorted(choice.keys | others))
     for step in program.steps:
         step.babies, step.paths, step.giants = {}, {}, [[] for _ in step.forms]
     for task in tasks:
@@ -125,7 +128,7 @@ def tasks_of(program: Program) -> list[Task]:
             tasks.append(Task(number, "babies", source, frozenset(have), frozenset(wanted), period))
             have |= wanted
         for i, form in enumerate(step.forms):
-            period = max(d.period for d in form.terms.values())
+            period = max(d.period for _, d in form.diagonals)
             tasks.append(Task(number, "giants", i, nothing, frozenset(giant_steps(form, step.stride)), period))
         for by in whole_rotations(step):
             tasks.append(Task(number, "paths", by, nothing, frozenset({by % program.slots}), program.slots))
@@ -139,11 +142,15 @@ def whole_rotations(step: Step) -> set[int]:
 
 def used_rotations(program: Program) -> set[int]:
     """Every rotation that running the program takes a key for."""
-    used: set[int] = set()
+    used: set[int] = {CONJUGATION} if conjugates(program) else set()
     for step in program.steps:
         used |= {by for tree in [*step.babies.values(), *step.giants] for _, _, by in tree}
         used |= {by for path in step.paths.values() for by in path}
     return used
+
+
+def conjugates(program: Program) -> bool:
+    return any(form.conjugated for step in program.steps for form in step.forms)
 
 
 def useful_keys(tasks: list[Task], slots: int) -> set[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polynext.circuit.maps import Array
-from polynext.encrypted.backends.protocol import Evaluator
+from polynext.encrypted.backends.protocol import CONJUGATION, Evaluator
 from polynext.encrypted.parameters import Parameters
 
 
@@ -102,6 +102,11 @@ class Tally(Evaluator):
         self.count("rotate", value.level)
         return self.slots(value.level, value.scale, self.rolled(value.values, steps))
 
+    def conjugate(self, value: Slots) -> Slots:
+        assert CONJUGATION in self.rotations, "there is no key to conjugate"
+        self.count("rotate", value.level)
+        return self.slots(value.level, value.scale, self.conjugated(value.values))
+
     def rescale(self, value: Slots, scale: float) -> Slots:
         self.count("rescale", value.level)
         reached = value.scale / self.parameters.prime(value.level)
@@ -122,6 +127,9 @@ class Tally(Evaluator):
         return None
 
     def rolled(self, values: Array | None, steps: int) -> Array | None:
+        return None
+
+    def conjugated(self, values: Array | None) -> Array | None:
         return None
 
 

@@ -138,7 +138,7 @@ class ClearKey(SecretKey):
 
     def decrypt(self, value: Slots) -> Array:
         assert value.values is not None
-        return value.values
+        return value.values.real
 
 
 class ClearEvaluator(Tally):
@@ -157,6 +157,9 @@ class ClearEvaluator(Tally):
 
     def rolled(self, values: Any, steps: int) -> Array:
         return np.roll(values, -steps)
+
+    def conjugated(self, values: Any) -> Array:
+        return np.conj(values)
 
 
 BACKEND = ClearBackend()

@@ -27,6 +27,10 @@ class Savable(Protocol):
     def save(self, path: str) -> None: ...
 
 
+# Conjugation takes a key like a rotation, and stands among their steps as the one that no rotation has.
+CONJUGATION = 0
+
+
 @dataclass(frozen=True)
 class Security:
     """What a backend allows: the longest modulus in bits for each of its ring degrees, and the lengths of primes."""
@@ -193,6 +197,10 @@ class Evaluator(ABC):
     @abstractmethod
     def rotate(self, value: Ciphertext, steps: int) -> Ciphertext:
         """Slot s of the result is slot s + steps of the value."""
+
+    @abstractmethod
+    def conjugate(self, value: Ciphertext) -> Ciphertext:
+        """The complex conjugate in every slot."""
 
     def rotate_many(self, value: Ciphertext, steps: Iterable[int]) -> list[Ciphertext]:
         """Several rotations of one value, for libraries that share work between them (hoisting)."""

@@ -15,6 +15,7 @@ from polynext.circuit.maps import Array
 from polynext.encrypted.backends import seal_files
 from polynext.encrypted.backends.calibration import machine_costs
 from polynext.encrypted.backends.protocol import (
+    CONJUGATION,
     STANDARD_SECURITY,
     Backend,
     Costs,
@@ -206,7 +207,9 @@ def in_seal_order(bits: Sequence[int]) -> list[int]:
 
 
 def galois_element(steps: int, parameters: Parameters) -> int:
-    """SEAL's name for a rotation."""
+    """SEAL's name for a rotation, or for conjugation."""
+    if steps == CONJUGATION:
+        return 2 * parameters.ring_degree - 1
     return pow(3, steps % parameters.slots, 2 * parameters.ring_degree)
 
 
@@ -251,8 +254,14 @@ class SealEvaluator(Evaluator):
         return total
 
     def rotate(self, value: SealCiphertext, steps: int) -> SealCiphertext:
+        return self.switched(value, steps % self.parameters.slots)
+
+    def conjugate(self, value: SealCiphertext) -> SealCiphertext:
+        return self.switched(value, CONJUGATION)
+
+    def switched(self, value: SealCiphertext, steps: int) -> SealCiphertext:
         body = seal.Ciphertext(self.ring.context)
-        keys = self.keys.rotations[steps % self.parameters.slots]
+        keys = self.keys.rotations[steps]
         self.evaluator.apply_galois(value.body, galois_element(steps, self.parameters), keys, body)
         return SealCiphertext(body, value.level, value.scale)
 
