@@ -1,9 +1,10 @@
 """Runs a program with an evaluator. One and the same code counts, computes in the clear and computes on ciphertexts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -18,18 +19,62 @@ BEARS_ROTATIONS = 2.0**29
 
 @dataclass(eq=False)
 class EncodedForm:
-    """A form's diagonals as plaintexts: for each giant step (source, baby step, plaintext)."""
+    """A form with its diagonals as plaintexts: `held`, or encoded each time they are needed, and then they take no
+    memory."""
 
-    diagonals: dict[int, list[tuple[int, int, Plaintext]]]
+    form: Form
+    step: Step
     giants: Tree
-    bias: Plaintext | None
-    summed_bits: tuple[int, ...]
-    conjugated: bool
+    evaluator: Evaluator
+    plain_scales: dict[int, float]  # of each source
+    common: float  # the scale that every term comes to
     scale: float  # what a rescale brings it to
+    hold: bool
+    held: dict[int, list[tuple[int, int, Plaintext]]] | None = None
+    bias: Plaintext | None = None
+
+    def __post_init__(self) -> None:
+        joins = self.step.stage.joins is not None
+        self.factor = (1j if joins else 1.0) * (0.5 if self.form.conjugated else 1.0)
+        if self.form.bias is not None:
+            bias: Any = self.form.bias * 1j if joins else self.form.bias
+            self.bias = self.evaluator.encode(bias, self.step.level, self.common)
+        self.turns = {0: 0}  # by how much the giant steps turn in all, which the source's period hides
+        for new, start, by in self.giants:
+            self.turns[new] = self.turns[start] + by
+        self.places: dict[int, list[tuple[int, int, int]]] = {}  # of each giant step: source, baby step, offset
+        for source in sorted(self.form.sources):
+            offsets = self.form.offsets(source)
+            giants, babies = self.step.stride.decompose(offsets, self.form.period(source))
+            for giant, baby, offset in zip(giants.tolist(), babies.tolist(), offsets.tolist(), strict=True):
+                self.places.setdefault(giant, []).append((source, baby, offset))
+        if self.hold:
+            self.held = {giant: list(self.encoded(giant)) for giant in self.places}
+
+    def diagonals(self, giant: int) -> Iterable[tuple[int, int, Plaintext]]:
+        """Those of a giant step: source, baby step, plaintext."""
+        return self.encoded(giant) if self.held is None else self.held.get(giant, ())
+
+    def encoded(self, giant: int) -> Iterator[tuple[int, int, Plaintext]]:
+        for source, baby, offset in self.places.get(giant, ()):
+            rolled: Any = None
+            if self.evaluator.needs_values:
+                rolled = np.roll(self.factor * self.form.vector(source, offset), self.turns[giant])
+            plain = self.evaluator.encode(rolled, self.step.level, self.plain_scales[source])
+            if plain is not None:
+                yield source, baby, plain
+
+    def nothing(self) -> tuple[int, Plaintext]:
+        """The smallest multiple of a source, for a form whose weights all round to zero: a ciphertext of zero takes a
+        key to make, and this one drowns in the noise."""
+        source = min(self.form.sources)
+        scale = self.plain_scales[source]
+        smallest = np.full(self.evaluator.parameters.slots, 1 / scale)
+        return source, self.evaluator.encode(smallest, self.step.level, scale)
 
 
-def encode_program(program: Program, evaluator: Evaluator) -> list[list[EncodedForm]]:
-    """All constants of a program, encoded once."""
+def encode_program(program: Program, evaluator: Evaluator, hold: bool = True) -> list[list[EncodedForm]]:
+    """All constants of a program; those of steps that say so are encoded now and held, unless none are to be."""
     scales = value_scales(program.stages, evaluator.parameters)
     stages, parameters = program.stages, evaluator.parameters
     encoded = []
@@ -40,45 +85,10 @@ def encode_program(program: Program, evaluator: Evaluator) -> list[list[EncodedF
         sources = {k for form in step.forms for k in form.sources}
         used = {k: common / scale_at(k, step.level, stages, scales, parameters) for k in sources}
         trees = zip(step.forms, step.giants, strict=True)
-        encoded.append([encode_form(form, tree, step, used, common, formed, evaluator) for form, tree in trees])
+        encoded.append(
+            [EncodedForm(form, step, tree, evaluator, used, common, formed, hold and step.held) for form, tree in trees]
+        )
     return encoded
-
-
-def encode_form(
-    form: Form,
-    giants_tree: Tree,
-    step: Step,
-    plain_scales: dict[int, float],
-    common: float,
-    formed: float,
-    evaluator: Evaluator,
-) -> EncodedForm:
-    parameters = evaluator.parameters
-    by_giant: dict[int, list[tuple[int, int, Plaintext]]] = {}
-    turns = {0: 0}  # by how much the giant steps turn in all, which the source's period hides
-    for new, start, by in giants_tree:
-        turns[new] = turns[start] + by
-    factor = (1j if step.stage.joins is not None else 1.0) * (0.5 if form.conjugated else 1.0)
-    for source in sorted(form.sources):
-        offsets = form.offsets(source)
-        giants, babies = step.stride.decompose(offsets, form.period(source))
-        for offset, giant, baby in zip(offsets.tolist(), giants.tolist(), babies.tolist(), strict=True):
-            rolled = None
-            if evaluator.needs_values:
-                rolled = np.roll(factor * form.vector(source, offset), turns[giant])
-            plain = evaluator.encode(rolled, step.level, plain_scales[source])
-            if plain is not None:
-                by_giant.setdefault(giant, []).append((source, baby, plain))
-    if not by_giant:
-        # A ciphertext of zero takes a key to make. The smallest multiple of a source stands in: it drowns in the noise.
-        source = min(form.sources)
-        scale = plain_scales[source]
-        smallest = np.full(parameters.slots, 1 / scale)
-        by_giant[0] = [(source, 0, evaluator.encode(smallest, step.level, scale))]
-    bias = None
-    if form.bias is not None:
-        bias = evaluator.encode(form.bias if step.stage.joins is None else 1j * form.bias, step.level, common)
-    return EncodedForm(by_giant, giants_tree, bias, form.summed_bits, form.conjugated, formed)
 
 
 def execute(program: Program, encoded: list[list[EncodedForm]], evaluator: Evaluator, image: Ciphertext) -> Ciphertext:
@@ -149,15 +159,18 @@ def evaluate_form(
     """
     parts: dict[int, Ciphertext] = {}
     for giant, towards, by in [*reversed(form.giants), (0, None, 0)]:
-        for source, baby, plain in form.diagonals.get(giant, ()):
+        for source, baby, plain in form.diagonals(giant):
             parts[giant] = evaluator.accumulate(parts.get(giant), held[source][baby], plain)
         if towards is not None and giant in parts:
             part = evaluator.rotate(parts.pop(giant), by)
             parts[towards] = evaluator.add(parts[towards], part) if towards in parts else part
+    if 0 not in parts:
+        source, plain = form.nothing()
+        parts[0] = evaluator.accumulate(None, held[source][0], plain)
     total = parts[0]
-    for bit in form.summed_bits:
+    for bit in form.form.summed_bits:
         total = evaluator.add(total, turned(total, step.paths[bit], evaluator))
-    if form.conjugated:
+    if form.form.conjugated:
         total = evaluator.add(total, evaluator.conjugate(total))
     if form.bias is not None:
         total = evaluator.add_plain(total, form.bias)

@@ -8,8 +8,6 @@ rotation. The earlier value joins the later one as soon as that is made; whoever
 
 from dataclasses import replace
 
-import numpy as np
-
 from polynext.encrypted.levels import Stage
 from polynext.encrypted.packing import Form
 from polynext.encrypted.program import Program, same_slots

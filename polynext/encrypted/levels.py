@@ -4,8 +4,8 @@ A level is the number of primes that are gone. Linear forms drop one, and bring 
 standard scale. Products are not rescaled: they have both operands' scales, and leave it to the next linear form to drop
 one prime for both. Only a product that is multiplied again without a linear form between drops a prime of its own. A
 kept value can be *lazy* and leave its rescale to those who take it as well, so that a product and two linear maps share
-a prime; for those who need it after that level it is *settled*, which drops that level's prime. (A step that refreshes a
-ciphertext would bring its level back down here, and nowhere else.)
+a prime; for those who need it after that level it is *settled*, which drops that level's prime. (A step that refreshes
+a ciphertext would bring its level back down here, and nowhere else.)
 """
 
 import math

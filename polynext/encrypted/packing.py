@@ -253,12 +253,11 @@ class Form:
     def period(self, source: int) -> int:
         return max(diagonals.period for diagonals, _ in self.parts(source))
 
-    def vector(self, source: int, offset: int) -> Array:
+    def vector(self, source: int, offset: int) -> npt.NDArray[Any]:
         """The diagonal of an offset, in every slot."""
-        total: Array = np.zeros(1)
+        total: npt.NDArray[Any] = np.zeros(1)
         for diagonals, factor in self.parts(source):
-            (found,) = np.nonzero(diagonals.offsets == offset)
-            for i in found:
+            for i in np.flatnonzero(diagonals.offsets == offset).tolist():
                 total = total + factor * diagonals.vector(i)
         return total
 

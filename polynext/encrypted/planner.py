@@ -175,6 +175,16 @@ def make_plan(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """What remains of a plan that was only tried."""
+
+    circuit: Circuit
+    parameters: Parameters
+    seconds: float
+    periods: tuple[int, ...]  # of the layouts of its values, but for the result's
+
+
 @dataclass(frozen=True)
 class Found:
     """A plan, and the values it keeps."""
@@ -230,11 +240,11 @@ class Search:
         First all values of some kinds are kept; from the best of these on greedily one more or one less, as long as
         that saves time and patience lasts. The fastest drafts that promise to be precise enough become whole plans.
         """
-        drafts: dict[frozenset[Node], Plan | DoesNotFitError] = {}
+        drafts: dict[frozenset[Node], Draft | DoesNotFitError] = {}
 
         def seconds(kept: frozenset[Node]) -> float:
             draft = drafts[kept]
-            return draft.bill.seconds if isinstance(draft, Plan) else math.inf
+            return draft.seconds if isinstance(draft, Draft) else math.inf
 
         if other is not None:
             drafts[other.kept] = self.draft(choices, other.kept)
@@ -253,15 +263,15 @@ class Search:
             first = better
         return self.finished({kept: drafts[kept] for kept in sorted(drafts, key=seconds)}, other)
 
-    def finished(self, drafts: dict[frozenset[Node], "Plan | DoesNotFitError"], best: Found | None) -> Found:
+    def finished(self, drafts: dict[frozenset[Node], Draft | DoesNotFitError], best: Found | None) -> Found:
         """The fastest whole plan of these drafts, fastest first, or another one that is faster."""
         reason, excess, made = None, 0.0, 0
         for kept, draft in drafts.items():
-            if not isinstance(draft, Plan):
+            if isinstance(draft, DoesNotFitError):
                 reason = reason or draft
                 break
             limit = best.plan.bill.seconds if best else math.inf
-            if draft.bill.seconds >= limit or made == FINALISTS:
+            if draft.seconds >= limit or made == FINALISTS:
                 break
             if excess * coarseness(draft.parameters) > HOPELESS:
                 continue
@@ -280,13 +290,15 @@ class Search:
             raise reason
         return best
 
-    def draft(self, choices: Choices, kept: frozenset[Node]) -> "Plan | DoesNotFitError":
+    def draft(self, choices: Choices, kept: frozenset[Node]) -> Draft | DoesNotFitError:
         """A plan without its scales, and with more keys than there may be."""
         try:
             unbuilt = choices.circuit(kept)
             # Levels do not depend on what comes after, and what is too deep needs no packing.
             self.parameters(unbuilt)
-            return self.plan(structured(split(unbuilt, self.ring_degree // 2 // self.images)))
+            plan = self.plan(structured(split(unbuilt, self.ring_degree // 2 // self.images)))
+            periods = tuple(layout.period for layout in plan.program.layouts[:-1])
+            return Draft(plan.circuit, plan.parameters, plan.bill.seconds, periods)
         except DoesNotFitError as error:
             return error
 
@@ -310,6 +322,14 @@ class Search:
 
         choose_rotations(program, most_keys, rotation, draft)
         bill = make_bill(program, parameters, self.costs)
+        room = self.limits.memory - bill.peak_bytes + draft * bill.key_bytes
+        for step in program.steps:  # the first ones have the most primes, and their plaintexts the most bytes
+            if room < 0:
+                step.held = False
+                count = sum(len(form.offsets(k)) for form in step.forms for k in form.sources)
+                room += count * parameters.ciphertext_bytes(step.level) // 2
+        if not all(step.held for step in program.steps):
+            bill = make_bill(program, parameters, self.costs)
         if len(program.rotations) > most_keys and not draft:
             raise DoesNotFitError(
                 f"its {len(program.rotations)} rotation keys take {mebibytes(bill.key_bytes)} where "
@@ -321,22 +341,21 @@ class Search:
             )
         return Plan(final, program, self.backend.name, parameters, bill)
 
-    def whole(self, draft: Plan) -> Plan:
+    def whole(self, draft: Draft) -> Plan:
         """A draft made better, by joining values and by spreading one more at a time, and made a whole plan."""
-        best = replace(draft, circuit=structured(normalise(draft.circuit, self.examples, OPERAND_SIZE)))
-        room = best.parameters.slots // 4  # for two groups of two operands
-        sizes = [layout.period for layout in best.program.layouts[:-1]]
+        circuit = structured(normalise(draft.circuit, self.examples, OPERAND_SIZE))
+        room = self.ring_degree // 8  # of the slots, for two groups of two operands
+        seconds, join = draft.seconds, False
         spread: tuple[int, ...] = ()
-        join = False
-        for number in [None, *(i for i, size in enumerate(sizes) if 2 * size <= room)]:
+        for number in [None, *(i for i, period in enumerate(draft.periods) if 2 * period <= room)]:
             tried = (spread, True) if number is None else ((*spread, number), join)
             try:
-                plan = self.plan(best.circuit, *tried)
+                plan = self.plan(circuit, *tried)
             except DoesNotFitError:
                 continue
-            if plan.bill.seconds < best.bill.seconds:
-                best, (spread, join) = plan, tried
-        return self.precise_enough(self.plan(best.circuit, spread, join, draft=False))
+            if plan.bill.seconds < seconds:
+                seconds, (spread, join) = plan.bill.seconds, tried
+        return self.precise_enough(self.plan(circuit, spread, join, draft=False))
 
     def precise_enough(self, plan: Plan) -> Plan:
         found = predict(plan.program, plan.parameters, plan.circuit, self.examples)
@@ -448,7 +467,10 @@ def coarseness(parameters: Parameters) -> float:
 def make_bill(program: Program, parameters: Parameters, costs: Costs) -> Bill:
     """Runs the program without computing anything, and counts."""
     tally = Tally(parameters, program.rotations)
-    execute(program, encode_program(program, tally), tally, tally.image())
+    encoded = encode_program(program, tally)
+    held = tally.plaintext_bytes
+    tally.operations.clear()
+    execute(program, encoded, tally, tally.image())
     return Bill(
         levels=program.depth,
         ciphertext_products=tally.total("multiply"),
@@ -457,7 +479,7 @@ def make_bill(program: Program, parameters: Parameters, costs: Costs) -> Bill:
         rotation_keys=len(program.rotations),
         key_bytes=parameters.key_bytes * (len(program.rotations) + 1),
         program_bytes=sum(d.nbytes for step in program.steps for form in step.forms for _, d in form.diagonals),
-        plaintext_bytes=tally.plaintext_bytes,
+        plaintext_bytes=held,
         ciphertext_bytes=tally.ciphertext_bytes,
         seconds=round(costs(tally.operations), 3),
     )

@@ -91,7 +91,7 @@ class Precision:
 def predict(program: Program, parameters: Parameters, circuit: Circuit, examples: Array) -> Precision:
     """Runs the program with noise on some examples, and looks how many of all lie that close to another class."""
     evaluator = NoisyEvaluator(parameters, program.rotations)
-    encoded = encode_program(program, evaluator)
+    encoded = encode_program(program, evaluator, hold=False)
     wanted = circuit(examples).reshape(len(examples), -1)
     layout, errors = program.layouts[0], []
     for start in range(0, min(SIMULATED * layout.images, len(examples)), layout.images):

@@ -29,6 +29,7 @@ class Step:
 
     stage: Stage
     operands: list[Form | int]
+    held: bool = True  # whether its diagonals stay encoded between runs
     pair: int = 0  # how far apart the two operands lie in one ciphertext; 0 if they are not together
     stride: "Stride" = field(default_factory=lambda: Stride(1))  # between giant steps
     babies: dict[int, Tree] = field(default_factory=dict)  # of each source
@@ -117,7 +118,7 @@ class Builder:
         layout, forms, pair = self.best_layout(node, number, wanted, ready)
         made = iter(forms)
         operands = [how if isinstance(how, int) else next(made) for _, how in sides[: len(ready) + len(forms)]]
-        self.program.steps.append(Step(stage, operands, pair))
+        self.program.steps.append(Step(stage, operands, pair=pair))
         self.program.layouts.append(layout)
         self.numbers[node] = number
 

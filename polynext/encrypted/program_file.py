@@ -64,12 +64,20 @@ def read_program(slots: int, layouts: list[Any], steps: list[Any], rotations: li
 
 
 def read_step(
-    stage: dict[str, Any], operands: list[Any], pair: int, stride: dict[str, Any], babies: Any, giants: Any, paths: Any
+    stage: dict[str, Any],
+    operands: list[Any],
+    held: bool,
+    pair: int,
+    stride: dict[str, Any],
+    babies: Any,
+    giants: Any,
+    paths: Any,
 ) -> Step:
     sources = tuple(tuple(o) if isinstance(o, list) else o for o in stage["operands"])
     return Step(
         Stage(**{**stage, "operands": sources}),
         [o if isinstance(o, int) else read_form(**o) for o in operands],
+        held,
         pair,
         Stride(**stride),
         {int(source): read_tree(tree) for source, tree in babies.items()},

@@ -76,6 +76,7 @@ class Tally(Evaluator):
         return Slots(level, scale, values, self)
 
     def encode(self, values: Array | None, level: int, scale: float) -> Constants:
+        self.count("encode", level)
         self.plaintext_bytes += self.parameters.ciphertext_bytes(level) // 2
         return Constants(level, scale, values)
 

@@ -42,7 +42,7 @@ class ClearBackend(Backend):
 
     def costs(self, ring_degree: int) -> Costs:
         """A machine on which everything takes a millisecond for each prime: plans by it are the same everywhere."""
-        operations = ("rotate", "multiply", "multiply_plain", "add", "rescale", "drop")
+        operations = ("rotate", "multiply", "multiply_plain", "add", "rescale", "drop", "encode")
         return Costs(ring_degree, dict.fromkeys(operations, (0.0, 1e-3)))
 
 
