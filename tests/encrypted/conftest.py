@@ -72,7 +72,7 @@ def run_clear(program: Program, parameters: Parameters, images: np.ndarray) -> t
     evaluator = ClearEvaluator(parameters, program.rotations)
     packed = program.layouts[0].pack(images.reshape(len(images), -1))
     result = execute(program, encode_program(program, evaluator), evaluator, evaluator.image(packed))
-    return program.layouts[-1].unpack(result.values), evaluator
+    return program.layouts[-1].unpack(result.values.real), evaluator
 
 
 def evaluator_for(program: Program, key: SecretKey) -> Evaluator:

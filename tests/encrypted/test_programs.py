@@ -17,20 +17,21 @@ from hypothesis import strategies as st
 from polynext.circuit import Circuit, lower
 from polynext.circuit.graph import Input, Linear, Product
 from polynext.circuit.maps import Matrix
-from polynext.circuit.rewrites import merge_linear_maps, split, structured, unbuild_sums
+from polynext.circuit.rewrites import factor_sums, merge_linear_maps, split, structured, unbuild_sums
 from polynext.encrypted import Limits, Plan, make_plan
 from polynext.encrypted.backends.protocol import STANDARD_SECURITY
+from polynext.encrypted.joining import join_values
 from polynext.encrypted.levels import stages_of, value_scales
 from polynext.encrypted.packing import layout_of
 from polynext.encrypted.parameters import Parameters
-from polynext.encrypted.planner import DoesNotFitError, choose_parameters, make_bill
-from polynext.encrypted.program import Program, Stride, build_program
+from polynext.encrypted.planner import Choices, DoesNotFitError, choose_parameters, make_bill
+from polynext.encrypted.program import Program, Stride, build_program, choose_giant_steps
 from polynext.encrypted.program_file import load_program, save_program
 from polynext.encrypted.rotations import choose_rotations, grow
 from polynext.errors import PolyNeXtError
 from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from tests.encrypted.conftest import SAME_EVERYWHERE, logits, run_clear
-from tests.test_circuit import settled
+from tests.test_circuit import settled, small_network
 
 
 @given(
@@ -140,6 +141,31 @@ def test_products_of_products_come_back_to_the_scale() -> None:
     np.testing.assert_allclose(run_clear(program, parameters, x)[0], circuit(x), atol=1e-9)
 
 
+@pytest.mark.parametrize("lazy", [True, False])
+def test_two_values_in_one_ciphertext_are_what_they_were_apart(lazy: bool) -> None:
+    """Whether weights are held or encoded when they are needed, and also after a file."""
+    choices = Choices(merge_linear_maps(factor_sums(structured(lower(small_network(stacks=2))))))
+    circuit = structured(choices.circuit(next(choices.by_kind())))
+    images = np.random.default_rng(0).normal(size=(2, 1, 4, 4))
+    parameters = choose_parameters(stages_of(circuit, lazy), 2**15, 8.0, STANDARD_SECURITY)
+    program = build_program(circuit, parameters.slots, images=2, lazy=lazy)
+    choose_rotations(program, most_keys=40)
+    apart = make_bill(program, parameters, SAME_EVERYWHERE(2**15))
+    join_values(program)
+    choose_giant_steps(program)
+    choose_rotations(program, most_keys=40)
+    together = make_bill(program, parameters, SAME_EVERYWHERE(2**15))
+    assert together.plaintext_products < apart.plaintext_products
+    result, counted = run_clear(program, parameters, images)
+    np.testing.assert_allclose(result, circuit(images), atol=1e-9)
+    assert counted.total("rotate") == together.rotations
+    for step in program.steps[::2]:
+        step.held = False
+    loaded = after_a_file(program)
+    np.testing.assert_array_equal(run_clear(loaded, parameters, images)[0], result)
+    assert make_bill(loaded, parameters, SAME_EVERYWHERE(2**15)).plaintext_bytes < together.plaintext_bytes
+
+
 def test_a_plan_agrees_with_the_model_and_the_bill(plan: Plan, trained: Any, examples: np.ndarray) -> None:
     images = examples[: plan.images]
     result, counted = run_clear(plan.program, plan.parameters, images)
@@ -209,7 +235,7 @@ def change_step(header: dict[str, Any], **fields: Any) -> None:
 
 
 BAD_HEADERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "another format": (lambda h: h.update(format="circuit"), "it is version 2 of circuit"),
+    "another format": (lambda h: h.update(format="circuit"), "it is version 3 of circuit"),
     "another version": (lambda h: h.update(version=1), "it is version 1"),
     "unknown fields": (lambda h: h["program"].update(refreshes=3), "refreshes"),
     "fewer slots": (lambda h: h["program"].update(slots=64), "other slots"),
