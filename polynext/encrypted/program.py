@@ -229,12 +229,13 @@ def choose_giant_steps(program: Program) -> None:
         if not step.forms:
             continue
 
-        def rotations(stride: Stride, step: Step = step) -> int:
+        def rotations(stride: Stride, step: Step = step) -> tuple[int, int]:
             giants = sum(len(giant_steps(form, stride) - {0}) for form in step.forms)
-            babies = wanted_babies(step, stride)
-            return giants + sum(len(wanted - made.get(source, {0})) for source, wanted in babies.items())
+            wanted = wanted_babies(step, stride)
+            babies = sum(len(steps - made.get(source, {0})) for source, steps in wanted.items())
+            return giants + babies, babies
 
-        # Of equals the largest: baby steps are there for the next step too.
+        # Of equals the one with the fewest baby steps: they take memory, and time when they are brought down a level.
         step.stride = min(reversed(strides), key=rotations)
         for source, wanted in wanted_babies(step, step.stride).items():
             made.setdefault(source, {0}).update(wanted)
