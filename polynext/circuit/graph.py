@@ -33,8 +33,8 @@ class Node:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Input(Node):
-    """The image, or its entries in another order: entry e of the value is then entry `order[e]` of an `image`, which is
-    this node before."""
+    """The image, or its entries in another order, some several times: entry e of the value is then entry `order[e]` of
+    an `image`, which is this node before, and 0 where that is -1."""
 
     order: Indices | None = None
     image: "Input | None" = None
@@ -167,8 +167,8 @@ def only_linear_users(node: Node, users: dict[Node, list[Node]]) -> bool:
 def evaluate_node(node: Node, values: dict[Node, Array], images: Array) -> Array:
     match node:
         case Input():
-            flat = images.reshape(len(images), node.size)
-            return flat if node.order is None else flat[:, node.order]
+            flat = images.reshape(len(images), -1)
+            return flat if node.order is None else np.where(node.order >= 0, flat[:, node.order], 0.0)
         case Linear():
             result = node.map(values[node.source])
             return result if node.bias is None else result + node.bias

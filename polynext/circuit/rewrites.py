@@ -415,19 +415,22 @@ def structured(circuit: Circuit) -> Circuit:
 
 
 def patches_first(circuit: Circuit) -> Circuit:
-    """Space to depth: where the network begins with patches side by side, the image comes as channels of patches, and
-    the first map is 1x1. The input's `order` tells which pixel is where."""
+    """Space to depth: where the network begins with patches, side by side or overlapping, the image comes as channels
+    of patches, and the first map is 1x1. The input's `order` tells which pixel is where."""
     users = circuit.users()[circuit.input]
     stems = [first_convolution(user) for user in users]
     if not stems or any(stem is None or not takes_patches(stem) for stem in stems):
         return circuit
-    kernels = {(stem.weight.shape[1:], stem.size) for stem in stems if stem is not None}
-    if len(kernels) > 1:
+    windows = {(s.weight.shape[1:], s.size, s.stride, s.padding) for s in stems if s is not None}
+    if len(windows) > 1:
         return circuit
-    (((channels, *patch), (height, width)),) = kernels
-    rows, columns = height // patch[0], width // patch[1]
-    pixels = np.arange(circuit.input.size).reshape(channels, rows, patch[0], columns, patch[1])
-    order = pixels.transpose(0, 2, 4, 1, 3).reshape(-1)
+    (((channels, *patch), (height, width), stride, padding),) = windows
+    pixels = np.arange(circuit.input.size).reshape(channels, height, width)
+    around = [(0, 0), *((p, p) for p in padding)]
+    padded = np.pad(pixels, around, constant_values=-1)
+    patches = np.lib.stride_tricks.sliding_window_view(padded, patch, axis=(1, 2))[:, :: stride[0], :: stride[1]]
+    rows, columns = patches.shape[1:3]
+    order = patches.transpose(0, 3, 4, 1, 2).reshape(-1)
     image = Input(shape=(channels * patch[0] * patch[1], rows, columns), order=order, image=circuit.input)
 
     def rule(node: Node, became: dict[Node, Node]) -> Node:
@@ -456,7 +459,5 @@ def first_convolution(node: Node) -> Convolution | None:
 
 
 def takes_patches(convolution: Convolution) -> bool:
-    kernel = convolution.weight.shape[2:]
-    divides = all(n % k == 0 for n, k in zip(convolution.size, kernel, strict=True))
-    patchwise = convolution.stride == kernel and not any(convolution.padding) and convolution.groups == 1
-    return patchwise and divides and kernel != (1, 1)
+    strided = convolution.stride != (1, 1) and convolution.weight.shape[2:] != (1, 1)
+    return strided and convolution.dilation == (1, 1) and convolution.groups == 1

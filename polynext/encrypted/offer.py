@@ -18,7 +18,7 @@ from polynext.encrypted.program import Program, same_slots
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
 
-FORMAT, VERSION = "polynext-encrypted-offer", 3
+FORMAT, VERSION = "polynext-encrypted-offer", 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,7 @@ class Offer:
         return (
             promised == (program.slots, program.depth, program.rotations)
             and same_slots(self.image_layout, program.layouts[0])
+            and np.array_equal(self.image_layout.order, program.layouts[0].order)  # type: ignore[arg-type]
             and same_slots(self.result_layout, program.layouts[-1])
         )
 
@@ -113,6 +114,9 @@ class Offer:
             made["bill"] = Bill(**table["bill"])
             for name in ("image_layout", "result_layout"):
                 made[name] = Layout.from_json(table[name])
+                order = made[name].order
+                if order is not None and order.max() >= np.prod(made["image_shape"]):
+                    raise ValueError("its layout takes pixels that are not there")
                 if made[name].slots != made["parameters"].slots:
                     raise ValueError("its layouts are for another ring degree")
             return cls(**made)

@@ -54,14 +54,19 @@ class Layout(Target):
     """
 
     strides: tuple[int, ...] = ()  # slots from one index of an axis to the next, of one image
+    order: Indices | None = None  # entry e is entry order[e] of what is packed, or 0 where that is -1
     groups: int = 1
     block: int = 0
 
     @classmethod
     def from_json(cls, table: dict[str, Any]) -> "Layout":
-        layout = cls(**{**table, "codes": np.asarray(table["codes"]), "strides": tuple(table["strides"])})
+        order = None if table["order"] is None else np.asarray(table["order"])
+        given = {"codes": np.asarray(table["codes"]), "strides": tuple(table["strides"]), "order": order}
+        layout = cls(**{**table, **given})
         if layout.codes.ndim != 2 or not within(layout.codes, layout.slots):
             raise ValueError("a layout reaches beyond the slots")
+        if order is not None and not (order.shape == layout.codes.shape[1:] and within(order + 1, 2**31)):
+            raise ValueError("a layout takes entries that are not there")
         return layout
 
     @property
@@ -80,14 +85,6 @@ class Layout(Target):
     def spread(self, groups: int, block: int) -> "Layout":
         return replace(self, groups=groups, block=block)
 
-    def reordered(self, order: Indices | None) -> "Layout":
-        """Where the entries of a value sit of which this layout holds entry order[e] as its entry e."""
-        if order is None:
-            return self
-        codes = np.empty_like(self.codes)
-        codes[:, order] = self.codes
-        return replace(self, codes=codes)
-
     def copies(self) -> "list[Indices]":
         """The codes in each group."""
         shift = self.period // self.groups
@@ -95,15 +92,24 @@ class Layout(Target):
 
     def pack(self, values: Array) -> Array:
         """(images, entries) into slots, with every repetition."""
+        values = np.asarray(values)
+        if self.order is not None:
+            values = np.where(self.order >= 0, values[:, self.order], 0.0)
         vector = np.zeros(self.slots)
         everywhere = subsets(self.slots - 1 & ~self.used & ~self.group_bits)
         for codes in self.copies():
-            vector[codes[..., None] + everywhere] = np.asarray(values)[..., None]
+            vector[codes[..., None] + everywhere] = values[..., None]
         return vector
 
     def unpack(self, vector: Array) -> Array:
         """Slots to (images, entries)."""
-        return np.asarray(vector)[self.codes]
+        found = np.asarray(vector)[self.codes]
+        if self.order is None:
+            return found
+        entries = np.zeros((self.images, self.order.max() + 1))
+        there = self.order >= 0
+        entries[:, self.order[there]] = found[:, there]
+        return entries
 
 
 def within(numbers: Indices, end: int) -> bool:

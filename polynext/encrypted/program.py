@@ -10,7 +10,7 @@ Both operands of a product go into alternate blocks of one ciphertext when that 
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -91,7 +91,7 @@ def build_program(
     builder = Builder(circuit, slots, images, spread, draft)
     for node, stage in zip(computed(circuit), stages_of(circuit, lazy), strict=True):
         builder.add_step(node, stage)
-    builder.program.layouts[0] = builder.program.layouts[0].reordered(circuit.input.order)
+    builder.program.layouts[0] = replace(builder.program.layouts[0], order=circuit.input.order)
     choose_giant_steps(builder.program)
     return builder.program
 

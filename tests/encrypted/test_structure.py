@@ -87,10 +87,10 @@ def test_diagonals_by_structure_are_those_written_out(
         np.testing.assert_allclose(by_structure.vector(i), written.vector(i), atol=1e-9)
 
 
-def patch_network(stacks: int = 1) -> PolyNeXt:
+def patch_network(stem_kernel: int = 2) -> PolyNeXt:
     torch.manual_seed(0)
-    stage = StageConfig(width=4, cells=1, stacks=stacks, coarse_kernel=3)
-    config = PolyNeXtConfig(stages=(stage,), scale_logits=(1.0, 0.5, 0.0, -0.5), stem_kernel=2, stem_stride=2)
+    stage = StageConfig(width=4, cells=1, stacks=1, coarse_kernel=3)
+    config = PolyNeXtConfig(stages=(stage,), scale_logits=(1.0, 0.5), stem_kernel=stem_kernel, stem_stride=2)
     model = PolyNeXt(config, in_chans=3, num_classes=3, img_size=8, blocks=FullyPolynomialBlocks())
     return settled(model, torch.randn(64, 3, 8, 8))
 
@@ -117,12 +117,16 @@ def test_every_map_of_a_network_keeps_its_structure(patches: PolyNeXt, lowered: 
         np.testing.assert_allclose(rewritten(images), logits(patches, images), atol=1e-9)
 
 
-def test_clients_pack_pictures_in_patches(patches: PolyNeXt, lowered: Circuit) -> None:
-    """The offer says where each pixel goes; a server that takes patches side by side has few diagonals."""
+@pytest.mark.parametrize("kernel", [2, 3])
+def test_clients_pack_pictures_in_patches(kernel: int) -> None:
+    """The offer says where each pixel goes, several places if patches overlap; a server that takes patches has few
+    diagonals."""
+    patches = patch_network(kernel)
+    lowered = lower(patches)
     images = np.random.default_rng(0).normal(size=(8, 3, 8, 8))
     limits = Limits(memory=4 * 2**30, keys=2**30, error=0.1, flips=1.0)
     plan = make_plan(lowered, images, limits=limits, backend="clear", costs=SAME_EVERYWHERE)
-    offer = Offer.of(plan, Preprocessing(size=8, resize=8), ("a", "b", "c"))
+    offer = Offer.from_json(Offer.of(plan, Preprocessing(size=8, resize=8), ("a", "b", "c")).to_json())
     assert offer.image_shape == (3, 8, 8)
     layout = offer.image_layout
     np.testing.assert_array_equal(layout.unpack(offer.pack(images[:1])), images[:1].reshape(1, -1))
