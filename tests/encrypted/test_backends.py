@@ -71,7 +71,7 @@ def count_calls(evaluator: Evaluator, *names: str) -> Counter[str]:
 def test_ciphertexts_give_the_models_logits(plan: Plan, offer: Offer, trained: Any, examples: np.ndarray) -> None:
     key = get_backend(offer.backend).ring(plan.parameters).generate_key()
     evaluator = evaluator_for(plan.program, key)
-    calls = count_calls(evaluator, "rotate", "multiply", "accumulate")
+    calls = count_calls(evaluator, "rotate", "conjugate", "multiply", "accumulate")
     images = examples[: plan.images]
     encoded = encode_program(plan.program, evaluator)
     answer = execute(plan.program, encoded, evaluator, key.encrypt(offer.pack(images)))
@@ -81,7 +81,7 @@ def test_ciphertexts_give_the_models_logits(plan: Plan, offer: Offer, trained: A
     assert np.abs(result - wanted).max() < 64 * 2**12 / plan.parameters.scale
     assert np.abs(result - wanted).max() < 1e-3 * np.abs(wanted).max()
     bill = plan.bill
-    assert calls["rotate"] == bill.rotations
+    assert calls["rotate"] + calls["conjugate"] == bill.rotations
     assert calls["multiply"] == bill.ciphertext_products
     assert calls["accumulate"] == bill.plaintext_products
     assert (answer.level, answer.scale) == (bill.levels, plan.parameters.result_scale)

@@ -78,7 +78,7 @@ class ClearCiphertext(Slots):
 
     def save(self, path: str) -> None:
         assert self.values is not None
-        ClearPart(CIPHERTEXT, (self.level, self.scale, *self.values.tolist())).save(path)
+        ClearPart(CIPHERTEXT, (self.level, self.scale, *self.values.real.tolist())).save(path)
 
 
 @dataclass(eq=False)
