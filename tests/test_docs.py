@@ -12,6 +12,7 @@ import timm
 from nbclient import NotebookClient
 
 import polynext
+from polynext import paper
 from polynext.cli import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent
@@ -110,3 +111,14 @@ def test_published_versions_are_listed_the_newest_first(tmp_path: Path) -> None:
     for ref in ("main", "v0.9.0", "v0.10.0"):
         versions = publish(built, pages, ref)
     assert versions == ["0.10.0", "0.9.0", "latest"]
+
+
+def test_the_figures_in_the_readme_are_the_papers() -> None:
+    speed = {row["model"]: row for row in paper.rows("S4")}
+    robust = {row["model"]: row for row in paper.rows("2")}
+    table = re.findall(r"^\| \**(\w+-S\w*)\** \| (.*) \|$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert len(table) == 4
+    for model, cells in table:
+        cost, accuracy = speed[model], robust[model]
+        expected = [cost["params"], cost["flops"], accuracy["imagenet"], accuracy["imagenet-a"]]
+        assert [float(cell) for cell in cells.split(" | ")] == [*expected, cost["throughput"], cost["memory"]]
