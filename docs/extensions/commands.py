@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import textwrap
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,8 @@ HEADER = """# Commands
 
 `polynext COMMAND --help` prints what is below. A mistake in what was asked is one sentence and exit status 2.
 """
+
+WIDTH = 92
 
 
 def leaves(commands: dict[str, Command], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -34,13 +37,14 @@ def help_of(arguments: tuple[str, ...]) -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         main([*arguments, "--help"])
-    return text.getvalue()
+    lines = [wrapped for line in text.getvalue().strip().splitlines() for wrapped in textwrap.wrap(line, WIDTH) or [""]]
+    return "\n".join(lines)
 
 
 def page() -> str:
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = str(WIDTH)
     sections = [
-        f"## polynext {' '.join(name)}\n\n{purpose[0].upper()}{purpose[1:]}.\n\n```text\n{help_of(name).strip()}\n```\n"
+        f"## polynext {' '.join(name)}\n\n{purpose[0].upper()}{purpose[1:]}.\n\n```text\n{help_of(name)}\n```\n"
         for name, purpose in leaves(COMMANDS)
     ]
     return "\n".join([HEADER, PURPOSE + "\n", *sections])

@@ -92,7 +92,8 @@ def entry(path: str, member: Any) -> str:
     if is_value(member):
         return f".. py:data:: {path}\n\n   {describe(member)}\n"
     if inspect.isclass(member):
-        return f".. autoclass:: {path}\n   :members:\n   :show-inheritance:\n"
+        bases = "" if member.__bases__ == (object,) else "   :show-inheritance:\n"
+        return f".. autoclass:: {path}\n   :members:\n{bases}"
     return f".. autofunction:: {path}\n"
 
 
