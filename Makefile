@@ -39,7 +39,7 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadgroup
 
 # Warnings are errors, among them links that lead nowhere. A test builds it too.
 docs: .venv/installed

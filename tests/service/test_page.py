@@ -23,6 +23,8 @@ from tests.service import browser
 from tests.service.conftest import Running, Start
 from tests.service.test_seal import Recorder
 
+# One visit is enough for all of them, so that they run in one process.
+pytestmark = pytest.mark.xdist_group("page")
 in_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing() or "")
 
 
