@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from PIL import Image
 
 from polynext.encrypted.embedded import WEIGHTS, embedded_server
 from polynext.encrypted.offer import Offer
+from polynext.encrypted.prepare import save_samples
+from polynext.encrypted.server import SAMPLES
 from polynext.preprocessing import open_picture
 from polynext.runs import load_run
 from polynext.service import app
@@ -182,3 +185,14 @@ def test_without_a_page_everything_else_is_served(
     http = start(folder).http()
     assert "<code>make page</code>" in http.get("/").text
     assert http.get("/v1/offers").json()[0]["name"] == "small"
+
+
+def test_samples_are_for_everybody(start: Start, folder: Path, tmp_path: Path) -> None:
+    prepared = Path(shutil.copytree(folder, tmp_path / "small"))
+    save_samples(load_run(WEIGHTS), prepared / SAMPLES, 3)
+    http = start(prepared).http()
+    assert http.get("/v1/offers/small").json()["samples"] == ["01-0.png", "02-1.png", "03-2.png"]
+    picture = http.get("/v1/offers/small/samples/02-1.png")
+    assert Image.open(io.BytesIO(picture.content)).size == (8, 8)
+    for missing in ("small/samples/other.png", "small/samples/offer.json", "other/samples/02-1.png"):
+        assert http.get(f"/v1/offers/{missing}").status_code == 404

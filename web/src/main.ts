@@ -20,6 +20,7 @@ const askButton = find<HTMLButtonElement>('ask')
 const input = new Input(service, update, trouble)
 let session: Session | undefined
 let sent: Uint8Array | undefined
+let chosen: Summary | undefined
 let busy = false
 
 const listener: Listener = {
@@ -73,7 +74,9 @@ async function ask(): Promise<void> {
 async function use(summary: Summary): Promise<void> {
   leave()
   trouble(undefined)
+  chosen = summary
   const offer = await service.offer(summary.name)
+  if (chosen !== summary) return // another was chosen in the meantime
   const mine = new Session(offer, service, listener)
   session = mine
   input.use(offer).catch(trouble)
