@@ -20,8 +20,8 @@ from polynext.errors import PolyNeXtError
 
 NAME = "digits"
 WEIGHTS = Path(__file__).parents[1] / "models" / "weights" / "cpolynext_nano_bn.digits.safetensors"
-# Few keys, at the price of more rotations: a browser sends two fifths of their size, which are to be below 60 MB.
-LIMITS = Limits(keys=120 * MEBIBYTE)
+# Few keys, at the price of more rotations: a browser sends half of their size, which is to be below 60 MB.
+LIMITS = Limits(keys=100 * MEBIBYTE)
 SAMPLES = 10
 
 

@@ -72,7 +72,11 @@ class Network:
             "images": offer.images,
             "seal": self.seal,
             "parts": [
-                {"name": part.name, "step": part.step or None, "most_bytes": ring.most_bytes(part)}
+                {
+                    "name": part.name,
+                    "step": part.step if part.kind == "rotation" else None,
+                    "most_bytes": ring.most_bytes(part),
+                }
                 for part in self.parts.values()
             ],
             "request_most_bytes": ring.most_bytes(CIPHERTEXT),
