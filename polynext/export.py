@@ -75,6 +75,18 @@ def load(path: Path, threads: int = 0) -> Network:
     return lambda images: torch.from_numpy(session.run(None, {"images": images.cpu().numpy()})[0])
 
 
+def load_openvino(path: Path, threads: int = 0) -> Network:
+    """What an exported ONNX file computes, as a function of images, in OpenVINO on the CPU and in float32."""
+    require("openvino")
+    import openvino
+
+    wanted: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    if threads:
+        wanted["INFERENCE_NUM_THREADS"] = threads
+    compiled = openvino.Core().compile_model(str(path), "CPU", wanted)
+    return lambda images: torch.from_numpy(compiled(images.cpu().numpy())[0].copy())
+
+
 def read_about(path: Path) -> tuple[Preprocessing | None, list[str] | None]:
     """How a picture becomes an exported network's input, and its classes, where the file tells."""
     if path.suffix == SUFFIXES["torch"]:

@@ -12,6 +12,7 @@ EXTRAS = {
     "serve": ("fastapi", "prometheus_client", "sklearn", "uvicorn", "zstandard"),
     "cluster": ("ray",),
     "export": ("onnx", "onnxruntime", "onnxscript", "sklearn"),
+    "openvino": ("openvino",),
     "wandb": ("wandb",),
 }
 

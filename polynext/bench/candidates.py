@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
-from polynext.export import export, load
+from polynext.export import export, load, load_openvino
 from polynext.models import check_model, compile
 
 # Words of an engine's name, joined by +: how the network is prepared, and what runs it.
 PREPARATIONS = ("folded", "bf16")
-RUNNERS = ("eager", "compiled", "onnxruntime")
+RUNNERS = ("eager", "compiled", "onnxruntime", "openvino")
+OF_FILES = {"onnxruntime", "openvino"}  # what runs a file in ONNX
 
 Runner = Callable[[Tensor], Any]
 
@@ -37,8 +38,8 @@ class Candidate:
                 f"there is no engine {self.engine!r}: give one of {', '.join(RUNNERS)}, "
                 f"with {' or '.join(PREPARATIONS)} added by a + if wanted."
             )
-        if {"bf16", "onnxruntime"} <= set(words):
-            raise PolyNeXtError("onnxruntime computes in float32 here: leave bf16 out.")
+        if "bf16" in words and (runner := OF_FILES & set(words)):
+            raise PolyNeXtError(f"{runner.pop()} computes in float32 here: leave bf16 out.")
 
     @property
     def words(self) -> set[str]:
@@ -78,11 +79,12 @@ def prepare(candidate: Candidate, setting: Setting) -> tuple[Runner, Tensor]:
     images = torch.randn(setting.batch_size, *input_size(model, setting))
     if "folded" in candidate.words:
         model = model.fold()
-    if "onnxruntime" in candidate.words:
+    if runner := OF_FILES & candidate.words:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             export(model, tuple(images.shape[1:]), path, "onnx")
-            return load(path, setting.threads), images
+            open_file = load if runner == {"onnxruntime"} else load_openvino
+            return open_file(path, setting.threads), images
     dtype = torch.bfloat16 if "bf16" in candidate.words else torch.float32
     where: Any = {"device": setting.device, "dtype": dtype, "memory_format": torch.channels_last}
     model, images = model.to(**where), images.to(**where)

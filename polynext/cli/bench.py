@@ -46,7 +46,7 @@ def main(
 
     Args:
         models: names of models; a few small ones by default.
-        engines: how to run them: eager, compiled or onnxruntime, after folded+ or bf16+ if wanted, as in
+        engines: how to run them: eager, compiled, onnxruntime or openvino, after folded+ or bf16+ if wanted, as in
             folded+compiled. Eager by default; compiled for the paper's table.
         paper_table: measure the models of the paper's throughput table, and show its figures beside.
         device: cpu, or cuda, cuda:1 and so on.

@@ -9,8 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polynext.nn.dilated import dilated_depthwise
+from polynext.nn.inference import infers_on_cpu
 
-torch.fx.wrap("dilated_depthwise")  # what it does depends on whether gradients are wanted
+# What they do depends on whether gradients are wanted.
+torch.fx.wrap("dilated_depthwise")
+torch.fx.wrap("over_channels")
 
 
 class PointwiseConv2d(nn.Conv2d):
@@ -26,7 +29,15 @@ class PointwiseConv2d(nn.Conv2d):
         super().__init__(in_channels, out_channels, 1, bias=False, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1)).permute(0, 3, 1, 2)
+        return over_channels(x, self.weight.flatten(1))
+
+
+def over_channels(x: Tensor, weight: Tensor) -> Tensor:
+    """The matrix product of weight (D, C) with each position of x (B, C, H, W): (B, D, H, W)."""
+    rows = x.permute(0, 2, 3, 1)
+    if not torch.jit.is_scripting() and infers_on_cpu(rows):
+        return torch.ops.polynext.matrix_product(rows, weight).permute(0, 3, 1, 2)
+    return F.linear(rows, weight).permute(0, 3, 1, 2)
 
 
 class DepthwiseConv2d(nn.Conv2d):

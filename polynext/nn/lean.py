@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from polynext.nn.conv import PointwiseConv2d
+from polynext.nn.conv import PointwiseConv2d, over_channels
 from polynext.nn.norm import LayerNorm2d, recomputing
 from polynext.nn.polyattention import PolyAttention
 from polynext.nn.polyconv import PolyConv
@@ -95,10 +95,6 @@ class ValueAndProduct(torch.autograd.Function):
         wanted = [t for t, n in zip([*inputs, *tensors[ctx.count :]], needed, strict=True) if n]
         found = iter(torch.autograd.grad(outputs, wanted, gradients, allow_unused=True) if wanted else ())
         return None, None, grad_weight, None, *(next(found) if n else None for n in needed)
-
-
-def over_channels(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x.permute(0, 2, 3, 1), weight).permute(0, 3, 1, 2)
 
 
 class Parts(NamedTuple):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
+from polynext.nn.inference import compiles_for_cpu, normed
 
 MOMENTUM = 0.1  # of running statistics
 
@@ -37,6 +38,8 @@ class LayerNorm2d(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 2, 3, 1)
+        if not torch.jit.is_scripting() and compiles_for_cpu(x):
+            return normed(x, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
 
 

@@ -1,0 +1,66 @@
+"""Inference on CPUs in float32: the same results as elsewhere, by the routines that are fastest there.
+
+Networks that learn, are traced, exported or run on other devices do without this file.
+"""
+
+import math
+import platform
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
+
+# oneDNN multiplies the tall, narrow matrices of our networks faster than the library behind `F.linear`. As an operation
+# of our own, because PyTorch's compiler would have oneDNN's with constant weights only, and a program for each stack.
+LIBRARY = torch.library.Library("polynext", "DEF")
+LIBRARY.define("matrix_product(Tensor x, Tensor weight) -> Tensor")
+AVAILABLE = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
+
+
+@torch.library.impl(LIBRARY, "matrix_product", "CPU")
+def matrix_product(x: Tensor, weight: Tensor) -> Tensor:
+    """`W x` along the last axis: (..., in) with weight (out, in) to (..., out)."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+
+
+@torch.library.register_fake("polynext::matrix_product", lib=LIBRARY)
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+@register_flop_formula(torch.ops.polynext.matrix_product)
+def _(x_shape: Any, weight_shape: Any, *args: Any, **kwargs: Any) -> int:
+    return 2 * math.prod(x_shape) * weight_shape[0]
+
+
+@torch.jit.unused
+def infers_on_cpu(x: Tensor) -> bool:
+    """Whether results are all that is wanted, on a CPU, in float32. A trace holds PyTorch's own operations only."""
+    if not AVAILABLE or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float32:
+        return False
+    if torch.jit.is_tracing() or torch.compiler.is_exporting() or torch.is_autocast_enabled("cpu"):
+        return False
+    return torch.compiler.is_compiling() or not transformed()
+
+
+def transformed() -> bool:
+    """Whether `torch.func` or forward-mode differentiation is at work."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+@torch.jit.unused
+def compiles_for_cpu(x: Tensor) -> bool:
+    return torch.compiler.is_compiling() and infers_on_cpu(x)
+
+
+def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm over the last axis, written out for a compiler.
+
+    It makes one pass over memory of this and what is around it, and three of `F.layer_norm`, whose mean it stores.
+    """
+    share = 1 / x.shape[-1]
+    centred = x - share * x.sum(-1, keepdim=True)
+    y = centred * (share * centred.square().sum(-1, keepdim=True) + eps).rsqrt() * weight
+    return y if bias is None else y + bias
