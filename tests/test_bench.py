@@ -101,6 +101,7 @@ def test_bench_tells_what_it_left_out(capsys) -> None:
         (["cpolynext_nano", "--engines", "jit"], "there is no engine 'jit'"),
         (["cpolynext_nano", "--engines", "eager+compiled"], "there is no engine 'eager+compiled'"),
         (["cpolynext_nano", "--engines", "bf16+onnxruntime"], "onnxruntime computes in float32"),
+        (["cpolynext_nano", "--engines", "bf16+openvino"], "openvino computes in float32"),
         (["test_resnet", "--engines", "folded"], "nothing is left to measure: only our models fold"),
         (["cpolynext_nano", "--rounds", "0"], "at least one round"),
         (["cpolynext_nano", "--device", "tpu"], "there is no device 'tpu'"),

@@ -9,7 +9,7 @@ import torch
 import polynext  # noqa: F401  (registers the models)
 from polynext.cli import main
 from polynext.errors import PolyNeXtError
-from polynext.export import SUFFIXES, check, export, load
+from polynext.export import SUFFIXES, check, export, load, load_openvino
 from polynext.nn import LayerNorm2d
 
 
@@ -27,11 +27,12 @@ def perturbed(name: str) -> torch.nn.Module:
 def test_a_file_computes_what_the_model_does(name: str, form, tmp_path: Path) -> None:
     model, path = perturbed(name), tmp_path / f"model{SUFFIXES[form]}"
     export(model, (1, 8, 8), path, form)
-    exported = load(path)
+    runtimes = [load(path), load_openvino(path, threads=1)] if form == "onnx" else [load(path)]
     for batch in (1, 2, 7):
         images = torch.randn(batch, 1, 8, 8)
         with torch.no_grad():
-            torch.testing.assert_close(exported(images), model(images), atol=1e-5, rtol=1e-5)
+            for exported in runtimes:
+                torch.testing.assert_close(exported(images), model(images), atol=1e-5, rtol=1e-5)
 
 
 def test_onnx_permutes_maps_for_norms_only(tmp_path: Path) -> None:
