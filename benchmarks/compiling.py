@@ -30,7 +30,7 @@ from polynext.memory import keep_freed_memory
 FORMS = ("eager", "stacks", "whole")
 
 
-def prepared(model: nn.Module, form: str) -> nn.Module:
+def prepared(model: nn.Module, form: str) -> Callable[..., object]:
     if form == "eager":
         return model
     return polynext.compile(model) if form == "stacks" else torch.compile(model, fullgraph=True)
