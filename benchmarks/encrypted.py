@@ -107,12 +107,13 @@ def main() -> None:
                 f"{memory / MEBIBYTE:.0f}",
                 f"{bill.peak_bytes / MEBIBYTE:.0f}",
                 f"{np.abs(answers - wanted).max() / np.abs(wanted).max():.0e}",
+                f"{bill.error:.0e}",
                 f"{both[0] / both[1]:.2f}",
                 f"{planning:.0f}",
             )
         )
     header = ("stacks", "images", "bits / primes", "rot. / plain / ct", "keys MB", "seconds", "predicted")
-    print(table((*header, "memory MB", "predicted", "error", "2 cores", "planning s"), rows, left=()))
+    print(table((*header, "memory MB", "predicted", "error", "predicted", "2 cores", "planning s"), rows, left=()))
 
 
 if __name__ == "__main__":

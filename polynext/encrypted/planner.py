@@ -48,9 +48,10 @@ OPERAND_SIZE = 8.0
 # Rounding a value costs about 4 times the precision that rounding a weight at the same scale does.
 WEIGHTS_TO_VALUES = 4
 LEAST_PLAIN_BITS, LEAST_LAZY_PLAIN_BITS = 20, 15
-# The image is encrypted with this many bits more than the values have later, and the result has so many more, which is
-# as large as it is: values inside are scaled.
-INPUT_BITS_MORE, RESULT_BITS_MORE = 8, 8
+# The image is encrypted with this many bits more than the values have later.
+INPUT_BITS_MORE = 8
+# The largest result of the examples has so many bits, far above its noise, and there is room for so many more.
+RESULT_BITS, RESULT_ROOM_BITS, MOST_RESULT_BITS = 28, 4, 44
 MOST_SCALE_BITS, LEAST_SCALE_BITS, LEAST_LAZY_SCALE_BITS = 34, 26, 20
 
 # So many choices of kept values are tried before the best so far is good enough.
@@ -412,10 +413,11 @@ def choose_parameters(
     limit = security.longest_modulus[ring_degree]
     depth = stages[-1].result_level
     lazy = any(stage.lazy for stage in stages)
-    headroom = max(math.ceil(math.log2(2 * largest_result)) + 2, 4)
+    largest = math.log2(largest_result) if largest_result > 0 else 0.0
+    result_bits = min(max(RESULT_BITS - math.floor(largest), 1), MOST_RESULT_BITS)
+    headroom = max(math.ceil(largest + 1), 0) + RESULT_ROOM_BITS
 
     def parameters(scale_bits: int, plain_bits: int) -> Parameters:
-        result_bits = scale_bits + RESULT_BITS_MORE
         last, shortest = result_bits + headroom, security.shortest_prime
         dropped: tuple[int, ...] = ()
         needed = (shortest,) * depth
