@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from polynext import paper
-from polynext.ablation import sweep as sweep_module
 from polynext.ablation.baselines import FAMILIES, baselines, costs
 from polynext.ablation.report import Outcome, collect, draw, remark, table_rows, to_json
 from polynext.ablation.rows import ROWS, TABLES, obstacle
-from polynext.ablation.sweep import Sweep, Trial, all_trials, run_sweep, train_trials
+from polynext.ablation.sweep import AblationSweep, all_trials
 from polynext.circuit.degree import is_polynomial
 from polynext.cli import main
 from polynext.cli.ablate import rows_of
@@ -31,6 +30,8 @@ from polynext.models.variants import create_variant, widened
 from polynext.nn import LayerScale, LearnableScale, PolyAttention, PolyConv, PolyMLP, PositionNorm2d, SigmoidScale
 from polynext.runs import load_run
 from polynext.training import build_model
+from polynext.training import sweep as sweep_module
+from polynext.training.sweep import Trial, run_sweep, train_trials
 
 DIGITS = baselines("digits")
 # The digits' baselines start with falling scales themselves.
@@ -157,7 +158,7 @@ def test_recipes_change_what_they_say() -> None:
     assert (small.data.name, small.model.name, small.schedule.warmup_epochs) == ("digits", "convformer_s18", 4)
 
 
-QUICK = Sweep("digits", steps=1, images=64)
+QUICK = AblationSweep("digits", steps=1, images=64)
 
 
 def test_a_sweep_trains_reports_and_goes_on(tmp_path: Path, capsys) -> None:
@@ -223,7 +224,7 @@ def test_windows_heads_and_norms_are_variants_that_go_together() -> None:
 
 @pytest.mark.parametrize("scale", ["digits", "cifar10", "imagenet"])
 def test_standard_attention_costs_what_ours_does(scale: str) -> None:
-    sweep = Sweep(scale)
+    sweep = AblationSweep(scale)
     (_, ours), (_, standard) = (costs(sweep.config(name)) for name in ("apolynext", "standard-attention"))
     assert standard == pytest.approx(ours, rel=0.01)
 
@@ -240,7 +241,7 @@ def test_every_row_changes_its_baseline_or_is_refused(scale: str) -> None:
 
 def test_dropout_is_constant_where_the_paper_says_that_it_diverges() -> None:
     for scale in ("digits", "imagenet"):
-        model = Sweep(scale).config("constant-dropout").model
+        model = AblationSweep(scale).config("constant-dropout").model
         assert (model.dropout, model.dropout_rises) == (0.4, False)
 
 
@@ -255,7 +256,7 @@ def test_failures_and_divergence_stay_their_rows_own(tmp_path: Path, monkeypatch
     runs = [Trial("cpolynext", 0), Trial("addition", 0), Trial("fine-only", 0)]
     real = sweep_module.train_trial
 
-    def train_trial(sweep: Sweep, trial: Trial, out: Path) -> dict:
+    def train_trial(sweep: AblationSweep, trial: Trial, out: Path) -> dict:
         if trial.name == "addition":
             raise RuntimeError("out of memory")
         if trial.name == "fine-only":
@@ -278,8 +279,8 @@ def test_failures_and_divergence_stay_their_rows_own(tmp_path: Path, monkeypatch
 def test_a_network_that_diverges_is_found_out(tmp_path: Path, monkeypatch) -> None:
     baseline = DIGITS["cpolynext"]
     wild = replace(baseline, optimizer=replace(baseline.optimizer, lr=float("inf")))
-    monkeypatch.setattr(Sweep, "baseline", lambda self, family: wild)
-    train_trials(Sweep("digits"), [Trial("cpolynext", 0)], tmp_path, threads=1)
+    monkeypatch.setattr(AblationSweep, "baseline", lambda self, family: wild)
+    train_trials(AblationSweep("digits"), [Trial("cpolynext", 0)], tmp_path, threads=1)
     result = Trial("cpolynext", 0).result(tmp_path)
     assert result.keys() == {"diverged"}
     assert 1 <= result["diverged"] <= 3
@@ -303,7 +304,7 @@ def test_failed_runs_show_in_the_exit_status(tmp_path: Path, monkeypatch, capsys
     assert "1 run(s) failed, the same command tries them again; the first: its process died with status 3" in error
 
 
-def die_of_the_first(sweep: Sweep, trials: list[Trial], out: Path, threads: int) -> None:
+def die_of_the_first(sweep: AblationSweep, trials: list[Trial], out: Path, threads: int) -> None:
     for trial in trials:
         if trial.name == "cpolynext":
             os._exit(3)
@@ -327,7 +328,7 @@ def test_an_interrupted_sweep_saves_and_says_how_to_go_on(tmp_path: Path) -> Non
 
 def test_a_shorter_run_warms_up_in_proportion() -> None:
     """So that a row with another's optimiser warms up as the other does."""
-    sweep = Sweep("digits", steps=660)
+    sweep = AblationSweep("digits", steps=660)
     theirs, ours = sweep.config("convformer"), sweep.config("cpolynext-convformer-optimizer")
     assert theirs.epochs == ours.epochs == 30
     assert theirs.schedule.warmup_epochs == ours.schedule.warmup_epochs == 2
@@ -341,7 +342,7 @@ def test_a_rate_goes_with_its_batch_at_the_papers_scale() -> None:
 
 
 def test_networks_without_cells_are_not_looked_into() -> None:
-    sweep = Sweep("digits", diagnostics=True)
+    sweep = AblationSweep("digits", diagnostics=True)
     assert sweep.config("addition").diagnostics
     assert not sweep.config("convformer-our-recipe").diagnostics
 
@@ -350,12 +351,12 @@ def test_a_report_needs_no_more_than_its_folder(tmp_path: Path, capsys) -> None:
     assert main(["ablate", "addition", "--report", "--out", str(tmp_path / "none")]) == 2
     assert "holds no sweep" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
-    sweep_module.open_sweep(tmp_path / "sweep", QUICK)
+    QUICK.open(tmp_path / "sweep")
     sweep_module.write_result(Trial("addition", 0), tmp_path / "sweep", {"accuracy": 12.5, "seconds": 1.0})
     assert main(["ablate", "addition", "--report", "--out", str(tmp_path / "sweep")]) == 0
     assert "12.50" in capsys.readouterr().out
     moved = replace(QUICK, root="elsewhere")
-    sweep_module.open_sweep(tmp_path / "sweep", moved)  # data may move
+    moved.open(tmp_path / "sweep")  # data may move
 
 
 def test_differences_are_between_equal_seeds() -> None:

@@ -25,6 +25,7 @@ ROOMS = {
     "segmentation": {"models", "data", "training"},
     "ablation": {"models", "data", "training", "recipes"},
     "recipes": {"training", "models", "data"},
+    "design": {"models", "training", "recipes", "encrypted", "runs"},
     "reproduction": {"models", "training", "recipes", "ablation", "segmentation", "bench"},
 }
 # Single files above the rooms or below them; those below may be imported by all.

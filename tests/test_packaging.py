@@ -63,6 +63,7 @@ NEEDS = {
     "import polynext; polynext.load_run": "train",
     "import polynext.evaluation": "train",
     "import polynext.ablation": "train",
+    "import polynext.design": "train",
     "import polynext.segmentation": "segment",
     "from polynext.circuit import lower": "encrypted",
     "from polynext.encrypted import make_plan": "encrypted",

@@ -1,6 +1,6 @@
 """The paper's ablations as runnable experiments.
 
-`rows.py` has every row, `sweep.py` trains them and `report.py` shows them; the networks they change are in
+`rows.py` has every row, `sweep.py` how they are trained, `report.py` what came of it; the networks they change are in
 `polynext.models.variants`, and `polynext.models.dropin` puts the polynomial modules into networks of others.
 """
 
@@ -11,18 +11,16 @@ require("train")
 from polynext.ablation.baselines import baselines, costs
 from polynext.ablation.report import Outcome, collect
 from polynext.ablation.rows import ROWS, TABLES, Row
-from polynext.ablation.sweep import Sweep, Trial, all_trials, run_sweep
+from polynext.ablation.sweep import AblationSweep, all_trials
 
 __all__ = [
     "ROWS",
     "TABLES",
+    "AblationSweep",
     "Outcome",
     "Row",
-    "Sweep",
-    "Trial",
     "all_trials",
     "baselines",
     "collect",
     "costs",
-    "run_sweep",
 ]

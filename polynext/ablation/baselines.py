@@ -1,6 +1,5 @@
 """The unchanged networks of the ablations, and how they are trained, at each scale."""
 
-import math
 from dataclasses import replace
 
 from polynext.data import DATA_SETS
@@ -8,6 +7,7 @@ from polynext.errors import PolyNeXtError
 from polynext.models.costs import count_macs, count_parameters
 from polynext.recipes import recipe
 from polynext.training import EmaConfig, ModelConfig, TrainConfig, build_model
+from polynext.training.sweep import shortened
 
 # The paper's ablations are at Tiny scale, its cross-recipe table at Small; where there is one scale, they are the same.
 FAMILIES = ("cpolynext", "apolynext", "cpolynext-s", "apolynext-s", "convformer", "caformer")
@@ -43,15 +43,6 @@ def as_trained_by(theirs: TrainConfig, small: TrainConfig) -> TrainConfig:
         schedule=shortened(theirs, small.epochs).schedule,
         ema=theirs.ema,
     )
-
-
-def shortened(train: TrainConfig, epochs: int) -> TrainConfig:
-    """A run of other length; if shorter, warmup and cooldown in proportion, but for two epochs that make a warmup."""
-    schedule, share = train.schedule, min(1.0, epochs / train.epochs)
-    warmup = max(min(schedule.warmup_epochs, 2), math.ceil(share * schedule.warmup_epochs))
-    cooldown = round(share * schedule.cooldown_epochs)
-    schedule = replace(schedule, warmup_epochs=warmup, cooldown_epochs=cooldown)
-    return replace(train, epochs=epochs, schedule=schedule)
 
 
 def costs(train: TrainConfig) -> tuple[int, int]:

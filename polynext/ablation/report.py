@@ -11,7 +11,8 @@ from typing import Any
 from polynext import paper
 from polynext.ablation.baselines import costs
 from polynext.ablation.rows import ROWS
-from polynext.ablation.sweep import Sweep, Trial
+from polynext.ablation.sweep import AblationSweep
+from polynext.training.sweep import Trial
 
 PAPER_TABLES = ("3", "4", "5", "dropin", "dropout")
 
@@ -47,7 +48,7 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else math.nan
 
 
-def collect(sweep: Sweep, rows: Sequence[str], seeds: int, out: Path) -> list[Outcome]:
+def collect(sweep: AblationSweep, rows: Sequence[str], seeds: int, out: Path) -> list[Outcome]:
     """The baseline of each family before its rows."""
     families = dict.fromkeys(ROWS[name].family for name in rows)
     outcomes = []
@@ -59,7 +60,7 @@ def collect(sweep: Sweep, rows: Sequence[str], seeds: int, out: Path) -> list[Ou
     return outcomes
 
 
-def outcome(sweep: Sweep, name: str, family: str, what: str, seeds: int, out: Path) -> Outcome:
+def outcome(sweep: AblationSweep, name: str, family: str, what: str, seeds: int, out: Path) -> Outcome:
     parameters, macs = costs(sweep.config(name))
     result = Outcome(name, family, what, parameters, macs)
     for seed in range(seeds):
@@ -127,7 +128,7 @@ def remark(one: Outcome) -> str:
     return "; ".join(parts)
 
 
-def to_json(sweep: Sweep, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def to_json(sweep: AblationSweep, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "recipe": sweep.recipe,
         "steps": sweep.steps,

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from polynext.ablation.baselines import baselines, shortened
+from polynext.ablation.baselines import baselines
 from polynext.errors import PolyNeXtError
 from polynext.models import VARIANTS
 from polynext.recipes import recipe
 from polynext.training import TrainConfig, build_model
+from polynext.training.sweep import shortened
 
 Table = Literal["modules", "stabilisation", "recipes", "dropin", "further"]
 Change = Callable[[TrainConfig], TrainConfig]

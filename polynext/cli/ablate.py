@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tqdm import tqdm
 
 from polynext.ablation.report import HEADER, collect, draw, paper_difference, table_rows, to_json
 from polynext.ablation.rows import ROWS, TABLES, obstacle
-from polynext.ablation.sweep import Sweep, Trial, all_trials, read_sweep, run_sweep
+from polynext.ablation.sweep import AblationSweep, all_trials
+from polynext.cli.sweeps import train_all
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
 from polynext.models import is_polynext
 from polynext.training.diagnostics import draw_diagnostics
 from polynext.training.folder import RunFolder
+from polynext.training.sweep import Trial
 
 
 def main(
@@ -59,13 +60,13 @@ def main(
     if min(seeds, processes) < 1 or min(budget, images) < 0:
         raise PolyNeXtError("a sweep needs at least one seed and one process, and no negative budget or images.")
     folder = out or Path("runs") / f"ablate-{recipe}"
-    names = rows_of(tables or ("modules",), read_sweep(folder).recipe if report else recipe)
+    names = rows_of(tables or ("modules",), AblationSweep.read(folder).recipe if report else recipe)
     if report:
-        sweep = read_sweep(folder)
+        sweep = AblationSweep.read(folder)
         sweep = replace(sweep, root=str(root)) if root else sweep
     else:
-        sweep = Sweep(recipe, budget, images, str(root) if root else "", diagnostics)
-        train_all(sweep, all_trials(names, seeds), folder, processes)
+        sweep = AblationSweep(recipe, budget, diagnostics, images=images, root=str(root) if root else "")
+        train_all("polynext ablate", sweep, all_trials(names, seeds), folder, processes)
     outcomes = collect(sweep, names, seeds, folder)
     record = to_json(sweep, outcomes)
     (folder / "report.json").write_text(jsonlib.dumps(record, indent=2))
@@ -88,20 +89,6 @@ def main(
         raise SystemExit(1)
 
 
-def train_all(sweep: Sweep, trials: list[Trial], folder: Path, processes: int) -> None:
-    with tqdm(total=len(trials), initial=sum(t.finished(folder) for t in trials), unit="run", disable=None) as bar:
-
-        def tell(trial: Trial) -> None:
-            bar.update()
-            tqdm.write(f"{trial.name}, seed {trial.seed}: {how_it_ended(trial, folder)}", file=sys.stderr)
-
-        try:
-            run_sweep(sweep, trials, folder, processes, tell)
-        except KeyboardInterrupt:
-            print("polynext ablate: stopped, all saved: go on with the same command", file=sys.stderr)
-            raise SystemExit(130) from None
-
-
 def rows_of(tables: tuple[str, ...], scale: str) -> list[str]:
     """The names of all rows asked for, each once; those of a table that make no sense at this scale are left out."""
     names: dict[str, None] = {}
@@ -121,10 +108,3 @@ def rows_of(tables: tuple[str, ...], scale: str) -> list[str]:
                 f"there is no ablation {name!r}: give a table ({', '.join(TABLES)}) or a row that --list shows."
             )
     return list(names)
-
-
-def how_it_ended(trial: Trial, folder: Path) -> str:
-    result = trial.result(folder) or {}
-    if "accuracy" in result:
-        return f"{result['accuracy']:.2f}% in {result['seconds']:.0f} s"
-    return f"diverged at step {result['diverged']}" if "diverged" in result else str(result.get("error"))

@@ -373,6 +373,7 @@ commands = Commands(
     "Run a fully polynomial network on encrypted images.",
     {
         "demo": Command("everything below on the embedded digits, with a picture", f"{HERE}:demo"),
+        "design": Command("networks for photographs: what each takes encrypted, and learns", f"{HERE}_design:main"),
         "plan": Command("what a trained network takes encrypted, before any key is made", f"{HERE}:plan"),
         "prepare": Command("server: make a trained network ready, and an offer for clients", f"{HERE}:prepare"),
         "keygen": Command("client: make keys for an offer", f"{HERE}:keygen"),

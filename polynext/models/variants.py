@@ -103,10 +103,15 @@ def chosen_variants(names: str) -> list[Variant]:
 
 
 def find_variant(name: str) -> Variant:
-    if match := re.fullmatch(r"(window|heads)-([1-9]\d*)", name):
-        return attention_option(match[1], int(match[2]))
+    if match := re.fullmatch(r"([a-z]+)-([1-9]\d*(?:-[1-9]\d*)*)", name):
+        kind, numbers = match[1], tuple(map(int, match[2].split("-")))
+        if kind in WITH_NUMBERS:
+            return WITH_NUMBERS[kind](*numbers)
+        if kind in WITH_A_NUMBER and len(numbers) == 1:
+            return WITH_A_NUMBER[kind](numbers[0])
     if name not in VARIANTS:
-        known = ", ".join([*VARIANTS, "window-N", "heads-N"])
+        parametrised = [*(f"{kind}-N" for kind in WITH_A_NUMBER), *(f"{kind}-N-N-..." for kind in WITH_NUMBERS)]
+        known = ", ".join([*VARIANTS, *parametrised])
         raise PolyNeXtError(f"there is no variant {name!r} of a model: choose one of {known}, or several joined by +.")
     return VARIANTS[name]
 
@@ -208,6 +213,61 @@ def attention_option(field: str, value: int) -> Variant:
         )
 
     return Variant(what=f"attention with {field} {value}", rebuild=rebuild, changes="attention")
+
+
+# The architecture in numbers
+
+
+def with_widths(*widths: int) -> Variant:
+    """As many stages as widths. A new stage is as the last one is, and takes over where the maps are halved."""
+
+    def rebuild(config: PolyNeXtConfig, in_chans: int, num_classes: int) -> PolyNeXtConfig:
+        last = len(config.stages) - 1
+        stages = tuple(replace(config.stages[min(i, last)], width=width) for i, width in enumerate(widths))
+        return replace(config, stages=stages)
+
+    return Variant(what=f"stages of width {', '.join(map(str, widths))}", rebuild=rebuild)
+
+
+def with_stacks(*stacks: int) -> Variant:
+    """So many stacks in the cells of each stage, or of all stages if there is one number."""
+
+    def rebuild(config: PolyNeXtConfig, in_chans: int, num_classes: int) -> PolyNeXtConfig:
+        each = stacks * len(config.stages) if len(stacks) == 1 else stacks
+        if len(each) != len(config.stages):
+            raise PolyNeXtError(
+                f"the variant 'stacks-{'-'.join(map(str, stacks))}' is for {len(stacks)} stages where the network has "
+                f"{len(config.stages)}: give one number for all, or one for each."
+            )
+        stages = tuple(replace(stage, stacks=count) for stage, count in zip(config.stages, each, strict=True))
+        entries = 1 + config.scale_indices(max(each) - 1)[1]
+        return replace(config, stages=stages, scale_logits=continued(config.scale_logits, entries))
+
+    return Variant(what=f"{', '.join(map(str, stacks))} stacks in a cell", rebuild=rebuild)
+
+
+def continued(logits: tuple[float, ...], entries: int) -> tuple[float, ...]:
+    """The first of these, and more with the last two's difference if there are not enough."""
+    step = logits[-1] - logits[-2]
+    more = max(0, entries - len(logits))
+    return (*logits[:entries], *(logits[-1] + step * (i + 1) for i in range(more)))
+
+
+def with_patches(side: int) -> Variant:
+    return Variant(
+        what=f"a stem of {side}x{side} patches",
+        rebuild=lambda config, *_: replace(config, stem_kernel=side, stem_stride=side),
+    )
+
+
+def with_coarse_kernel(side: int) -> Variant:
+    if side % 2 == 0:
+        raise PolyNeXtError(f"the variant 'coarse-{side}' has no middle: give an odd number.")
+
+    def rebuild(config: PolyNeXtConfig, in_chans: int, num_classes: int) -> PolyNeXtConfig:
+        return replace(config, stages=tuple(replace(stage, coarse_kernel=side) for stage in config.stages))
+
+    return Variant(what=f"coarse kernels of {side}x{side}", rebuild=rebuild, changes="conv")
 
 
 def norm_variant(what: str, **changed: bool) -> Variant:
@@ -331,3 +391,12 @@ VARIANTS = {
     "position-beta": norm_variant("position norms with beta (Appendix C.5)", norm_beta=True),
     "shared-statistics": norm_variant("statistics shared by all processes", share_statistics=True),
 }
+
+# Variants whose names end in a number or in several.
+WITH_A_NUMBER: dict[str, Callable[[int], Variant]] = {
+    "window": partial(attention_option, "window"),
+    "heads": partial(attention_option, "heads"),
+    "patch": with_patches,
+    "coarse": with_coarse_kernel,
+}
+WITH_NUMBERS: dict[str, Callable[..., Variant]] = {"widths": with_widths, "stacks": with_stacks}

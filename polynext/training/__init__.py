@@ -1,6 +1,7 @@
 """Training.
 
 `config.py` says what a run is, `loop.py` runs it, `classification.py` is what it learns, `folder.py` what it leaves.
+`sweep.py` trains many short ones.
 """
 
 from polynext.extras import require
@@ -20,6 +21,7 @@ from polynext.training.config import (
 from polynext.training.loop import DivergedError, Task, TrainingLoop, run
 from polynext.training.rehearsal import Rehearsal, rehearse
 from polynext.training.stopping import Interrupted
+from polynext.training.sweep import Sweep, Trial, run_sweep
 
 __all__ = [
     "Classification",
@@ -30,13 +32,16 @@ __all__ = [
     "OptimizerConfig",
     "Rehearsal",
     "ScheduleConfig",
+    "Sweep",
     "Task",
     "TrainConfig",
     "TrainingLoop",
+    "Trial",
     "build_model",
     "from_yaml",
     "rehearse",
     "run",
+    "run_sweep",
     "to_yaml",
     "train",
 ]
