@@ -97,7 +97,7 @@ export function showAnswer(offer: Offer, logits: number[] | undefined): void {
   if (!logits) return shown.replaceChildren(make('span', { className: 'none' }, '?'))
   const name = offer.classes[best]!
   const total = logits.reduce((sum, logit) => sum + Math.exp(logit - logits[best]!), 0)
-  const sure = make('small', {}, `${Math.round(100 / total)} % sure, by softmax`)
+  const sure = make('small', {}, `${total < 1.005 ? 'over 99' : Math.round(100 / total)} % sure, by softmax`)
   shown.replaceChildren(make('strong', { className: name.length > 2 ? 'word' : '' }, name), sure)
 }
 
