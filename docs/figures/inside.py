@@ -12,9 +12,9 @@ FLOORS = (
     (("cli", "commands: parse and print"),),
     (
         ("service", "HTTP, workers, the page"),
+        ("design", "networks for encryption"),
         ("reproduction", "the paper's tables"),
         ("bench", "speed and memory"),
-        ("evaluation", "how often it is right"),
     ),
     (
         ("encrypted", "plan, client, server"),
@@ -22,7 +22,12 @@ FLOORS = (
         ("segmentation", "UPerNet on the loop"),
         ("recipes", "one function a run"),
     ),
-    (("circuit", "a network as arithmetic"), ("training", "the loop and its tasks"), ("data", "images, varied")),
+    (
+        ("circuit", "a network as arithmetic"),
+        ("training", "the loop and its tasks"),
+        ("evaluation", "how often it is right"),
+        ("data", "images, varied"),
+    ),
     (("models", "networks by name"),),
     (("nn", "the operators"),),
 )
