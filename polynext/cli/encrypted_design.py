@@ -31,8 +31,7 @@ def main(
     that the first layer makes one position of), coarse-5 (the larger kernel), or several joined by +.
 
     Each is trained on CIFAR-10 and then planned at ring degrees 2^14 and 2^15. Interrupted, the same command goes on;
-    designs can be added and limits changed later. A design has an ordinary run folder, OUT/DESIGN/seed-0. The defaults
-    take about half an hour on two idle cores.
+    designs can be added and limits changed later. A design has an ordinary run folder, OUT/DESIGN/seed-0.
 
     Args:
         designs: which; without it a dozen that differ in one thing at a time.
