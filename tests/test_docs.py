@@ -56,7 +56,7 @@ def test_tutorials_run_as_notebooks(tutorial: Path, tmp_path: Path, monkeypatch)
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would slow the other tests, and be slowed
     content = nbformat.reads(written, as_version=4)
-    NotebookClient(content, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(content, timeout=None, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert (tmp_path / f"tutorial_{tutorial.stem}.png").is_file()
     assert (DOCS / "figures" / f"tutorial_{tutorial.stem}.png").is_file()
 
