@@ -18,7 +18,7 @@ from polynext.data import AugmentConfig, Preprocessing, training_transform
 from polynext.data.loader import seed_everything
 from polynext.errors import PolyNeXtError
 from polynext.models import read_weights
-from polynext.nn import PolyConv
+from polynext.nn import PolyConv, freeze_statistics
 from polynext.recipes import RECIPES, recipe
 from polynext.training import EmaConfig, OptimizerConfig, from_yaml, to_yaml, train
 from polynext.training.classification import build_mixup
@@ -28,7 +28,7 @@ from polynext.training.schedule import averages_from, head_dropout, learning_rat
 
 
 def test_every_recipe_names_a_model_and_survives_yaml() -> None:
-    assert len(RECIPES) == 8 + 3 + 3 + 2 + 3
+    assert len(RECIPES) == 8 + 3 + 3 + 2 + 4
     for name in RECIPES:
         config = recipe(name)
         assert polynext.create_model(config.model.name, device="meta")
@@ -245,3 +245,18 @@ def test_the_penalty_conditions_what_it_is_trained_with(tmp_path: Path) -> None:
     assert condition(1.0) < 0.5 * condition(0.0)
     with pytest.raises(PolyNeXtError, match="has no PolyConv"):
         spread_of_singular_values(torch.nn.Linear(2, 2))
+
+
+def test_frozen_statistics_stay_and_the_network_learns_as_the_polynomial_it_is(tmp_path: Path) -> None:
+    config = recipe("digits")
+    started = train(
+        replace(config, model=replace(config.model, name="cpolynext_nano_bn"), epochs=1), tmp_path / "run", quiet=True
+    )
+    weights = started / "last.safetensors"
+    model = replace(config.model, name="cpolynext_nano_bn", frozen_statistics=True, initial_weights=weights)
+    frozen = train(replace(config, model=model, epochs=1), tmp_path / "frozen", quiet=True)
+    before, after = read_weights(weights), read_weights(frozen / "last.safetensors")
+    for name, value in after.items():
+        assert torch.equal(value, before[name]) == ("running" in name), name
+    with pytest.raises(PolyNeXtError, match="has no running statistics to freeze"):
+        freeze_statistics(polynext.create_model("cpolynext_nano"))

@@ -6,7 +6,7 @@ deep stacks of them stable.
 
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d, init_kaiming
 from polynext.nn.dropout import RisingDropout
-from polynext.nn.norm import LayerNorm2d, NormMaker, PositionNorm2d, RowSumNorm
+from polynext.nn.norm import LayerNorm2d, NormMaker, PositionNorm2d, RowSumNorm, freeze_statistics
 from polynext.nn.polyattention import PolyAttention
 from polynext.nn.polyconv import PolyConv
 from polynext.nn.polymlp import PolyHead, PolyMLP
@@ -29,5 +29,6 @@ __all__ = [
     "RisingDropout",
     "RowSumNorm",
     "SigmoidScale",
+    "freeze_statistics",
     "init_kaiming",
 ]

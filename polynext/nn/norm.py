@@ -43,7 +43,26 @@ class LayerNorm2d(nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
 
 
-class PositionNorm2d(nn.Module):
+class RunningNorm(nn.Module):
+    """A norm by running statistics. `frozen`, it stays as it is in eval mode while the rest of its network trains."""
+
+    frozen: bool = False
+
+    def train(self, mode: bool = True) -> "RunningNorm":
+        return super().train(mode and not self.frozen)
+
+
+def freeze_statistics(model: nn.Module) -> None:
+    """Lets a network learn as the polynomial that it is at inference: no norm sees the batch any more."""
+    norms = [module for module in model.modules() if isinstance(module, RunningNorm)]
+    if not norms:
+        raise PolyNeXtError(f"{type(model).__name__} has no running statistics to freeze: take a `_bn` model.")
+    for norm in norms:
+        norm.frozen = True
+        norm.eval()
+
+
+class PositionNorm2d(RunningNorm):
     """The polynomial-compatible BatchNorm of the fully polynomial variants (Section 4.6, Appendix C.5).
 
     Statistics are per position (h, w) over batch and channels, with a factorised affine:
@@ -110,7 +129,7 @@ class PositionNorm2d(nn.Module):
         return f"{len(self.gamma_c)}, size={self.size}, beta={self.beta_c is not None}"
 
 
-class RowSumNorm(nn.Module):
+class RowSumNorm(RunningNorm):
     """PolyAttn's normalisation in the fully polynomial variants (Appendix C.5).
 
     Divides a query's weighted sum of values by a running estimate of its row sum instead of its own:

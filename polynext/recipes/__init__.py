@@ -14,6 +14,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "digits": small.digits,
     "cifar10": small.cifar10,
     "cipher": small.cipher,
+    "cipher_frozen": small.cipher_frozen,
     **imagenet.RECIPES,
     **lowres.RECIPES,
     **metaformer.RECIPES,

@@ -21,7 +21,7 @@ from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.models import create_model, create_variant, is_polynext, read_weights, set_memory
 from polynext.models.published import check_same_entries, some
-from polynext.nn import RisingDropout
+from polynext.nn import RisingDropout, freeze_statistics
 from polynext.training.accuracy import measure_accuracy
 from polynext.training.config import TrainConfig, to_yaml
 from polynext.training.folder import RunFolder
@@ -183,6 +183,8 @@ def build_model(config: TrainConfig, classes: int, device: str | None = None) ->
     if config.model.initial_weights is not None and device != "meta":
         load_initial_weights(model, config.model.initial_weights)
     set_memory(model, chosen.memory)
+    if chosen.frozen_statistics:
+        freeze_statistics(model)
     if chosen.dropout and chosen.dropout_rises:
         let_dropout_rise(model)
     return model

@@ -74,6 +74,8 @@ class ModelConfig:
         pretrained: start from the published weights.
         initial_weights: start from a checkpoint's; a classifier of other classes starts afresh.
         conditioning: weight of a penalty that keeps PolyConv's W_in well-conditioned, as fast encrypted plans need it.
+        frozen_statistics: keep the fully polynomial norms as they are at inference, so that the network learns as the
+            polynomial that it is; for weights that have been trained without.
         memory: what is kept for the backward pass: plain is what PyTorch keeps, lean the matrix products only, at
             some cost in time; least recomputes whole cells.
     """
@@ -86,6 +88,7 @@ class ModelConfig:
     pretrained: bool = False
     initial_weights: Path | None = None
     conditioning: float = 0.0
+    frozen_statistics: bool = False
     memory: Memory = "plain"
 
 
