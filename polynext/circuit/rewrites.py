@@ -197,8 +197,9 @@ def unbuild_sums(circuit: Circuit) -> Circuit:
     return Circuit(circuit.input, flat(circuit.output))
 
 
-# Beyond this a change of basis would lose more digits than it saves time.
-WORST_CONDITION = 100.0
+# Beyond this a change of basis would lose all digits. Below, most of it is the norm that is part of a map, by which
+# those who take the value back multiply again; what remains, the predicted precision tells.
+WORST_CONDITION = 1e4
 LARGEST_INVERSE = 2048
 
 
