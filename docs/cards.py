@@ -208,9 +208,9 @@ def embedded_card(tagged: str) -> str:
     circuit = lower(model)
     config = polynext.load_run(tagged, pretrained=True).config
     figures = [
-        ["test accuracy", f"{float(about.get('accuracy') or about['test_accuracy']):.2f}%"],
+        ["test accuracy", f"{float(about['test_accuracy']):.2f}%"],
         ["classes", ", ".join(classes)],
-        ["training", f"{config.epochs} epochs, {config.optimizer.name}, seed {config.seed}"],
+        ["trained by", f"`{about['command']}`, seed {config.seed}"],
     ]
     clear = [
         ["parameters", f"{count_parameters(model):,}"],

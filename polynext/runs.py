@@ -13,11 +13,11 @@ from timm.data import ImageNetInfo
 
 from polynext.data import DataConfig, load_examples
 from polynext.data.examples import balanced_indices
-from polynext.data.sets import Split
+from polynext.data.sets import DATA_SETS, Split
 from polynext.errors import PolyNeXtError
 from polynext.models import PUBLISHED, create_model, is_polynext, load_weights, read_weights
 from polynext.models.checkpoints import identify, model_for, read_checkpoint, read_metadata, stored_classes
-from polynext.models.published import embedded_weights, is_published
+from polynext.models.published import WEIGHTS, embedded_weights, is_published
 from polynext.preprocessing import Preprocessing
 from polynext.training import TrainConfig, build_model, from_yaml
 
@@ -185,7 +185,10 @@ def own_preprocessing(model: Any) -> Preprocessing:
 
 
 def trained(config: TrainConfig, weights: Path) -> Run:
-    """The network of a config, with weights from a file."""
+    """The network of a config, with weights from a file; beside those in the package there is a sample of its data."""
+    sample = f"{config.data.name}-sample"
+    if weights.parent == WEIGHTS and sample in DATA_SETS:
+        config = replace(config, data=replace(config.data, name=sample))
     classes = stored_classes(read_metadata(weights)) or tuple(load_examples(config.data, "test").classes)
     as_built = replace(config, model=replace(config.model, pretrained=False, initial_weights=None))
     model = build_model(as_built, len(classes))

@@ -5,7 +5,6 @@ import math
 import pickle
 from functools import partial
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -15,14 +14,16 @@ from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import polynext
-from polynext.data import DataConfig, load_examples
 from polynext.models import Blocks, FullyPolynomialBlocks, check_model
+from polynext.models.checkpoints import read_metadata
 from polynext.models.network import PolyNeXt, PolyNeXtConfig, StageConfig
 from polynext.models.polynext import CONFIGS, HALVING, halving
+from polynext.models.published import embedded_weights
 from polynext.nn import LayerScale, PositionNorm2d
 from polynext.training.diagnostics import Diagnostics
 
 NAMES = timm.list_models(module="polynext")
+CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 # One of each kind; the larger sizes are the same code with other numbers.
 KINDS = [n for n in NAMES if n.removesuffix("_bn").endswith(("tiny", "lowres", "nano"))]
 
@@ -330,14 +331,22 @@ def test_a_failing_download_is_told_in_a_sentence(monkeypatch) -> None:
         polynext.create_model("cpolynext_lowres.svhn", pretrained=True)
 
 
-def test_weights_that_come_with_the_package(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("tagged", "classes", "accuracy"),
+    [("cpolynext_nano_bn.digits", "0123456789", 0.98), ("cpolynext_cipher_bn.cifar10", CIFAR10, 0.78)],
+)
+def test_weights_that_come_with_the_package(tagged: str, classes: str, accuracy: float, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    model = polynext.create_model("cpolynext_nano_bn.digits", pretrained=True).eval()
-    digits = load_examples(DataConfig(), "test")
-    images = np.stack([DataConfig().preprocessing(digits.image(i)) for i in range(len(digits))])
+    run = polynext.load_run(tagged, pretrained=True)
+    assert run.tagged_name == tagged and run.class_names == (classes.split() if " " in classes else list(classes))
+    images, labels, _ = run.images("test", 10_000)
+    model = polynext.create_model(tagged, pretrained=True).eval()
     with torch.no_grad():
-        found = model(torch.from_numpy(images)).argmax(dim=1).numpy()
-    assert (found == digits.labels).mean() > 0.98
+        found, by_run = (
+            network(torch.from_numpy(images).float()).argmax(dim=1).numpy() for network in (model, run.model)
+        )
+    assert (found == by_run).all() and (found == labels).mean() > accuracy
+    assert float(read_metadata(embedded_weights(tagged))["test_accuracy"]) > 100 * accuracy
 
 
 def test_weights_in_a_file_of_ones_own_are_pretrained_too(tmp_path) -> None:

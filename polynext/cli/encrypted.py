@@ -2,12 +2,13 @@
 
 import json as jsonlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import tyro
@@ -22,33 +23,34 @@ from polynext.errors import PolyNeXtError, require_at_least
 from polynext.memory import peak_memory
 from polynext.preprocessing import Preprocessing, open_picture
 
-# Keys, requests and answers need no torch, and their commands do not import it: preparing does.
+if TYPE_CHECKING:
+    from polynext.runs import Run
 
-DIGITS_RUN = Path("runs/encrypted-digits")
+# Keys, requests and answers need no torch, and their commands do not import it: preparing does.
 
 
 def plan(
     network: Annotated[str, tyro.conf.Positional],
     images: int = 1,
-    memory: int = 2048,
-    key_memory: int = 300,
-    error: float = 1e-3,
+    memory: int | None = None,
+    key_memory: int | None = None,
+    error: float | None = None,
     json: bool = False,
 ) -> None:
     """Tell what running a trained network encrypted takes on this machine: levels, operations, keys, memory, seconds.
 
     Args:
-        network: folder of a training run of a fully polynomial model, or a file of its weights.
+        network: folder of a training run of a fully polynomial model, a file of its weights, or one of the networks in
+            the package: digits, cifar10.
         images: how many go into one ciphertext.
-        memory: megabytes that the server's process may take.
-        key_memory: megabytes that rotation keys may take.
-        error: how far logits may be off, in units of the largest.
+        memory: megabytes that the server's process may take: 2048, unless a network of the package needs more.
+        key_memory: megabytes that rotation keys may take: 300, unless a network of the package needs more.
+        error: how far logits may be off, in units of the largest: 0.001, and 0.01 for cifar10.
         json: print JSON for programs.
     """
     from polynext.encrypted.prepare import plan_run
-    from polynext.runs import load_run
 
-    made = plan_run(load_run(network), images, limits(memory, key_memory, error))
+    made = plan_run(trained(network), images, limits(network, memory, key_memory, error))
     if json:
         print(
             jsonlib.dumps(
@@ -67,26 +69,26 @@ def prepare(
     network: Annotated[str, tyro.conf.Positional],
     out: Path = Path("server"),
     images: int = 1,
-    memory: int = 2048,
-    key_memory: int = 300,
-    error: float = 1e-3,
+    memory: int | None = None,
+    key_memory: int | None = None,
+    error: float | None = None,
     samples: int = 0,
 ) -> None:
     """The server's first step: turn a trained network into a folder that can answer, and an offer for clients.
 
     Args:
-        network: folder of a training run of a fully polynomial model, or a file of its weights.
+        network: folder of a training run of a fully polynomial model, a file of its weights, or one of the networks in
+            the package: digits, cifar10.
         out: the server's folder; its offer.json is for clients and holds no weights.
         images: how many go into one ciphertext.
-        memory: megabytes that the server's process may take.
-        key_memory: megabytes that rotation keys may take.
-        error: how far logits may be off, in units of the largest.
+        memory: megabytes that the server's process may take: 2048, unless a network of the package needs more.
+        key_memory: megabytes that rotation keys may take: 300, unless a network of the package needs more.
+        error: how far logits may be off, in units of the largest: 0.001, and 0.01 for cifar10.
         samples: so many test pictures go along, for everybody who opens the service's page to try.
     """
     from polynext.encrypted.prepare import prepare as prepare_server
-    from polynext.runs import load_run
 
-    print_bill(prepare_server(load_run(network), out, images, limits(memory, key_memory, error), samples))
+    print_bill(prepare_server(trained(network), out, images, limits(network, memory, key_memory, error), samples))
     print(f"\n{out / 'offer.json'} is for clients.")
 
 
@@ -189,7 +191,7 @@ def print_answers(names: Sequence[str], logits: np.ndarray, json: bool) -> None:
 
 
 def serve(
-    prepared: Annotated[list[Path], tyro.conf.Positional] = [],  # noqa: B006  (tyro reads it as "none")
+    prepared: Annotated[list[str], tyro.conf.Positional] = [],  # noqa: B006  (tyro reads it as "none")
     host: str = "127.0.0.1",
     port: int = 8000,
     data: Path | None = None,
@@ -206,7 +208,8 @@ def serve(
     """Answer encrypted images over HTTP. Without arguments it offers the embedded digits network.
 
     Args:
-        prepared: folders that `polynext encrypted prepare` wrote; each is offered under its own name.
+        prepared: folders that `polynext encrypted prepare` wrote, each offered under its own name, or networks of the
+            package: digits, cifar10.
         host: the address to listen at; leave it to a TLS proxy to listen for others.
         port: 0 takes a free one.
         data: folder for keys, jobs and answers, which survive a restart; one in the user's data folder by default.
@@ -225,11 +228,7 @@ def serve(
     from polynext.service import Settings, Tokens, load_networks
     from polynext.service import serve as serve_networks
 
-    if not prepared:
-        from polynext.encrypted.embedded import embedded_server
-
-        print("Preparing the embedded digits network: seconds, the first time up to a minute.", file=sys.stderr)
-        prepared = [embedded_server()]
+    folders = [prepared_folder(name) for name in prepared or ["digits"]]
     settings = Settings(
         queue=queue,
         jobs=jobs,
@@ -241,7 +240,18 @@ def serve(
     )
     allowed = None if tokens is None else Tokens.load(tokens, settings)
     place = data or platformdirs.user_data_path("polynext") / "service"
-    serve_networks(load_networks(prepared), place, host, port, settings, allowed, cluster)
+    serve_networks(load_networks(folders), place, host, port, settings, allowed, cluster)
+
+
+def prepared_folder(name: str) -> Path:
+    """A server's folder, or the one of a network of the package."""
+    from polynext.encrypted.embedded import embedded_server, find_embedded
+
+    embedded = find_embedded(name)
+    if embedded is None:
+        return Path(name)
+    print(f"Preparing the {name} network of the package: the first time up to a minute.", file=sys.stderr)
+    return embedded_server(embedded)
 
 
 def ask(
@@ -277,53 +287,60 @@ def ask(
 
 
 def demo(
-    network: Annotated[Path, tyro.conf.Positional] = DIGITS_RUN,
-    images: int = 8,
+    network: Annotated[str, tyro.conf.Positional] = "digits",
+    images: int = 4,
     packed: int = 1,
     out: Path = Path("encrypted-demo"),
-    memory: int = 2048,
-    key_memory: int = 300,
-    error: float = 1e-3,
+    memory: int | None = None,
+    key_memory: int | None = None,
+    error: float | None = None,
 ) -> None:
-    """Encrypt test digits, answer them encrypted, and compare with the network in the clear.
+    """Encrypt test images, answer them encrypted, and compare with the network in the clear.
 
     Args:
-        network: run folder of a fully polynomial network; trained there on the digits first if it does not exist.
-        images: how many test digits.
+        network: digits or cifar10, which come with the package, or the run folder of a fully polynomial network.
+        images: how many test images.
         packed: how many of them go into one ciphertext.
         out: folder for the client's and the server's files and the picture.
-        memory: megabytes that the server's process may take.
-        key_memory: megabytes that rotation keys may take.
-        error: how far logits may be off, in units of the largest.
+        memory: megabytes that the server's process may take: 2048, unless a network of the package needs more.
+        key_memory: megabytes that rotation keys may take: 300, unless a network of the package needs more.
+        error: how far logits may be off, in units of the largest: 0.001, and 0.01 for cifar10.
     """
     from polynext.cli.encrypted_demo import demonstrate, make_folders
-    from polynext.encrypted.prepare import plan_run
-    from polynext.runs import load_run
-    from polynext.training.folder import RunFolder
+    from polynext.encrypted.embedded import embedded_server, find_embedded
+    from polynext.encrypted.prepare import prepare
 
-    require_at_least(1, images=images)
+    require_at_least(1, images=images, packed=packed)
     make_folders(out)
-    if not network.exists() or (network == DIGITS_RUN and not RunFolder(network).finished()):
-        train_digits(network)
-    run = load_run(network)
-    demonstrate(run, plan_run(run, packed, limits(memory, key_memory, error)), images, out)
+    run, server, embedded = trained(network), out / "server", find_embedded(network)
+    if embedded is not None and packed == 1 and memory is key_memory is error is None:
+        shutil.copytree(embedded_server(embedded), server, dirs_exist_ok=True)
+    else:
+        prepare(run, server, packed, limits(network, memory, key_memory, error))
+    demonstrate(run, server, images, out)
 
 
-def train_digits(folder: Path) -> None:
-    from polynext.recipes import recipe
-    from polynext.training import Interrupted, train
+def trained(network: str) -> "Run":
+    """A network of the package by its short name, or any other that is on the disk."""
+    from polynext.encrypted.embedded import find_embedded
+    from polynext.runs import load_run
 
-    print(f"There is no trained network in {folder} yet: cpolynext_nano_bn learns the embedded digits first.")
-    config = recipe("digits")
-    try:
-        train(replace(config, model=replace(config.model, name="cpolynext_nano_bn")), folder, resume=folder.exists())
-    except Interrupted as stop:
-        print(f"polynext encrypted: {stop}", file=sys.stderr)
-        raise SystemExit(stop.exit_status) from None
+    embedded = find_embedded(network)
+    return load_run(network) if embedded is None else embedded.load()
 
 
-def limits(memory: int, key_memory: int, error: float) -> Limits:
-    return Limits(memory=memory * MEBIBYTE, keys=key_memory * MEBIBYTE, error=error)
+def limits(network: str, memory: int | None, key_memory: int | None, error: float | None) -> Limits:
+    """A network's own, or everybody's, but for those that were given."""
+    from polynext.encrypted.embedded import find_embedded
+
+    embedded = find_embedded(network)
+    own = Limits() if embedded is None else embedded.limits
+    return replace(
+        own,
+        memory=own.memory if memory is None else memory * MEBIBYTE,
+        keys=own.keys if key_memory is None else key_memory * MEBIBYTE,
+        error=own.error if error is None else error,
+    )
 
 
 def prepared_pictures(paths: list[Path], digits: int, preprocessing: Preprocessing) -> np.ndarray:
@@ -339,11 +356,11 @@ def test_digits(count: int) -> list[Image]:
     return [examples.image(i) for i in range(min(count, len(examples)))]
 
 
-def print_bill(made: Plan) -> None:
+def print_bill(made: Plan | Offer) -> None:
     print(table(("encrypted inference", ""), bill_rows(made)))
 
 
-def bill_rows(made: Plan) -> list[tuple[str, str]]:
+def bill_rows(made: Plan | Offer) -> list[tuple[str, str]]:
     bill, parameters = made.bill, made.parameters
     images, backend = made.images, get_backend(made.backend)
     return [
@@ -372,7 +389,7 @@ commands = Commands(
     "polynext encrypted",
     "Run a fully polynomial network on encrypted images.",
     {
-        "demo": Command("everything below on the embedded digits, with a picture", f"{HERE}:demo"),
+        "demo": Command("everything below on digits or photographs of the package, with a picture", f"{HERE}:demo"),
         "design": Command("networks for photographs: what each takes encrypted, and learns", f"{HERE}_design:main"),
         "plan": Command("what a trained network takes encrypted, before any key is made", f"{HERE}:plan"),
         "prepare": Command("server: make a trained network ready, and an offer for clients", f"{HERE}:prepare"),

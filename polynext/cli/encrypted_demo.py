@@ -15,9 +15,8 @@ from polynext.cli.encrypted import print_bill
 from polynext.cli.table import table
 from polynext.encrypted.backends.protocol import Savable
 from polynext.encrypted.client import EVALUATION, Client
-from polynext.encrypted.planner import Plan, mebibytes
-from polynext.encrypted.prepare import offer_for
-from polynext.encrypted.server import save_server, serve
+from polynext.encrypted.planner import mebibytes
+from polynext.encrypted.server import load_offer, serve
 from polynext.errors import PolyNeXtError
 from polynext.runs import Run
 
@@ -51,15 +50,14 @@ def make_folders(out: Path) -> None:
         (folder / MARKER).touch()
 
 
-def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
+def demonstrate(trained: Run, server: Path, images: int, out: Path) -> None:
     """The whole way from keys to decrypted logits, with the server in a process of its own and files in between.
 
     `out` has the folders that `make_folders` made.
     """
-    print_bill(made)
-    packed = made.images
-    offer = offer_for(made, trained)
-    save_server(made, offer, out / "server")
+    offer = load_offer(server)
+    print_bill(offer)
+    packed = offer.images
     client = Client.keygen(offer, out / "client")
 
     prepared, labels, pixels = trained.images("test", images)
@@ -67,10 +65,8 @@ def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
     requests = [out / "requests" / f"{start}.enc" for start in starts]
     for start, request in zip(starts, requests, strict=True):
         client.write_request(prepared[start : start + packed], request)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as server:
-        took, memory = server.submit(
-            serve, out / "server", out / "client" / EVALUATION, requests, out / "answers"
-        ).result()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+        took, memory = apart.submit(serve, server, out / "client" / EVALUATION, requests, out / "answers").result()
     logits = np.concatenate([client.read_answer(out / "answers" / request.name) for request in requests])
     with torch.no_grad():
         clear = trained.model.double()(torch.from_numpy(prepared)).numpy()
@@ -79,8 +75,8 @@ def demonstrate(trained: Run, made: Plan, images: int, out: Path) -> None:
     print()
     print_answers(answers, trained.class_names)
     print(
-        f"\n{np.median(took):.2f} s a ciphertext (median of {len(took)}), predicted {made.bill.seconds:.2f} s. "
-        f"The server took {mebibytes(memory)} of memory, predicted {mebibytes(made.bill.peak_bytes)}."
+        f"\n{np.median(took):.2f} s a ciphertext (median of {len(took)}), predicted {offer.bill.seconds:.2f} s. "
+        f"The server took {mebibytes(memory)} of memory, predicted {mebibytes(offer.bill.peak_bytes)}."
     )
     (ciphertext,) = client.encrypt(prepared[:1])
     draw(answers[0], ciphertext_picture(ciphertext), trained.class_names, out / "demo.png")
@@ -111,14 +107,15 @@ def ciphertext_picture(ciphertext: Savable) -> np.ndarray:
         ciphertext.save(str(file))
         data = np.frombuffer(file.read_bytes(), dtype=np.uint8)
     words = data[: len(data) // 8 * 8].reshape(-1, 8)
-    # The high bytes of a word are zero, because primes are shorter than 64 bits.
-    return words[:, words.std(axis=0).argmax()][-64 * 64 :].reshape(64, 64)
+    some = words[len(words) // 2 :][: 64 * 64]  # far from what a file says of itself at its ends
+    # The high bytes of a word are small, because primes are shorter than 64 bits.
+    return some[:, some.std(axis=0).argmax()].reshape(64, 64)
 
 
 def draw(answer: Answer, noise: np.ndarray, classes: list[str], path: Path) -> None:
     figure = Figure(figsize=(10, 3), layout="constrained")
     image, cipher, bars = figure.subplots(1, 3, width_ratios=(1, 1, 1.8))
-    image.imshow(answer.pixels, cmap="gray")
+    image.imshow(answer.pixels, cmap="gray")  # which colours have no use for
     image.set_title(f"the image: {classes[answer.label]}")
     cipher.imshow(noise, cmap="gray")
     cipher.set_title("what the server sees")
@@ -128,7 +125,8 @@ def draw(answer: Answer, noise: np.ndarray, classes: list[str], path: Path) -> N
     places = np.arange(len(classes))
     bars.bar(places - 0.2, answer.clear, 0.4, label="in the clear", color="#8da0cb")
     bars.bar(places + 0.2, answer.encrypted, 0.4, label="encrypted", color="#fc8d62")
-    bars.set_xticks(places, classes)
+    words = max(map(len, classes)) > 2
+    bars.set_xticks(places, classes, rotation=30 if words else 0, ha="right" if words else "center")
     bars.set_title(f"logits, at most {answer.error:.0e} apart")
     bars.legend(frameon=False)
     bars.spines[["top", "right"]].set_visible(False)

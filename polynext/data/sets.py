@@ -73,6 +73,14 @@ def read_digits(config: DataConfig, split: Split) -> ArrayExamples:
     return ArrayExamples(images[chosen], data.target[chosen], [str(i) for i in range(10)])
 
 
+# Pictures of CIFAR-10, as many of each class: some to scale values by, and some to show and to try.
+CIFAR10_SAMPLE = Path(__file__).parent / "cifar10_sample.npz"
+
+
+def read_cifar10_sample(config: DataConfig, split: Split) -> ArrayExamples:
+    return read_npz(CIFAR10_SAMPLE, split)
+
+
 def or_arrays(read: Callable[[DataConfig, Split], Examples]) -> Callable[[DataConfig, Split], Examples]:
     """A data set that may also come as arrays in a .npz file."""
 
@@ -169,6 +177,7 @@ FOLDERS = "a folder with train and val, one folder per class in each"
 DATA_SETS = {
     "digits": DataSet("embedded: scikit-learn's handwritten digits, 8x8 grey", read_digits, 10, needs_root=False),
     "cifar10": DataSet(f"{ARRAYS_OR} torchvision's folder", or_arrays(read_torchvision), 10),
+    "cifar10-sample": DataSet("embedded: 456 of its images", read_cifar10_sample, 10, needs_root=False),
     "svhn": DataSet(f"{ARRAYS_OR} torchvision's folder", or_arrays(read_torchvision), 10),
     "tiny-imagenet": DataSet(f"{ARRAYS_OR} its folder as distributed", or_arrays(read_folders), 200),
     "imagenet": DataSet(f"{ARRAYS_OR} {FOLDERS}", or_arrays(read_folders), 1000),

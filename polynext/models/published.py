@@ -34,7 +34,7 @@ PUBLISHED = {
 
 # Models whose trained weights come with the package, as files of these names.
 WEIGHTS = Path(__file__).parent / "weights"
-EMBEDDED = ("cpolynext_nano_bn.digits",)
+EMBEDDED = ("cpolynext_nano_bn.digits", "cpolynext_cipher_bn.cifar10")
 
 
 def embedded_weights(name: str) -> Path | None:

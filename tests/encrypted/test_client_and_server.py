@@ -359,22 +359,40 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         (["encrypt"], "give image files to encrypt"),
         (["encrypt", "--digits", "2", "--client", str(tmp_path)], "there is no offer"),
         (["demo", "--images", "0"], "images is 0: give at least 1"),
-        (["conjure"], "choose one of demo, plan, prepare"),
+        (["conjure"], "choose one of demo, design, plan"),
     ]:
         assert main(["encrypted", *arguments]) == 2
         assert sentence in capsys.readouterr().err
     assert main(["encrypted", "--help"]) == 0
 
 
+def test_networks_of_the_package_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polynext.encrypted.embedded import CIFAR10, DIGITS, find_embedded
+
+    assert find_embedded("digits") is DIGITS and find_embedded("cifar10") is CIFAR10
+    assert find_embedded("imagenet") is None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    assert find_embedded("digits") is None, "a folder of that name is meant"
+
+
+@pytest.mark.slow
+def test_the_demo_shows_encrypted_digits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["encrypted", "demo", "--images", "2"]) == 0
+    assert "predicted on one core" in capsys.readouterr().out
+    assert (tmp_path / "encrypted-demo" / "demo.png").is_file()
+
+
 @pytest.mark.slow
 def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
     """What the README promises: a trained network answers encrypted digits as it answers them in the clear."""
-    from polynext.cli.encrypted import train_digits
+    from polynext.encrypted.embedded import DIGITS
     from polynext.encrypted.prepare import prepare
-    from polynext.runs import load_run
 
-    train_digits(tmp_path / "run")
-    trained = load_run(tmp_path / "run")
+    trained = DIGITS.load()
     everything, labels, _ = trained.images("test", 10_000)
     assert (logits(trained.model, everything).argmax(axis=1) == labels).mean() >= 0.97
     images, wanted = everything[:100], logits(trained.model, everything[:100])
@@ -386,3 +404,21 @@ def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
     result = client.read_answer(tmp_path / "answer.enc")
     assert (result.argmax(axis=1) == wanted.argmax(axis=1)).all()
     assert np.abs(result - wanted).max() < 1e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.slow
+def test_two_hundred_encrypted_photographs(tmp_path: Path) -> None:
+    """What the README promises of CIFAR-10; an hour on one core."""
+    from polynext.encrypted.embedded import CIFAR10, embedded_server
+
+    trained, prepared = CIFAR10.load(), embedded_server(CIFAR10)
+    images, labels, _ = trained.images("test", 200)
+    wanted = logits(trained.model, images)
+    assert (wanted.argmax(axis=1) == labels).mean() >= 0.75
+    client = Client.keygen(Offer.load(prepared / "offer.json"), tmp_path / "client")
+    server = Server.load(prepared, tmp_path / "client" / EVALUATION)
+    client.write_request(images, tmp_path / "request.enc")
+    server.answer_request(tmp_path / "request.enc", tmp_path / "answer.enc", processes=2)
+    result = client.read_answer(tmp_path / "answer.enc")
+    assert (result.argmax(axis=1) == wanted.argmax(axis=1)).all()
+    assert np.abs(result - wanted).max() < 1e-2 * np.abs(wanted).max()

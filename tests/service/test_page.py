@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polynext.encrypted.embedded import WEIGHTS, embedded_server
+from polynext.encrypted.embedded import DIGITS, embedded_server
 from polynext.encrypted.offer import Offer
 from polynext.encrypted.prepare import save_samples
 from polynext.encrypted.server import SAMPLES
 from polynext.preprocessing import open_picture
-from polynext.runs import load_run
 from polynext.service import app
 from tests.encrypted.conftest import logits as logits_in_the_clear
 from tests.service import browser
@@ -73,7 +72,7 @@ def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
 
 def python_logits(pixels: np.ndarray) -> np.ndarray:
     """Of eight by eight grey pixels, in the clear."""
-    run = load_run(WEIGHTS)
+    run = DIGITS.load()
     prepared = run.preprocessing.normalise(Image.fromarray(pixels)).astype(np.float64)
     return logits_in_the_clear(run.model, prepared[None])[0]
 
@@ -131,7 +130,7 @@ def test_a_picture_of_ones_own(visit: Visit, tmp_path: Path) -> None:
     turned.save(tmp_path / "paper.png")
     visit.page.set_input_files("#file", tmp_path / "paper.png")
     visit.page.wait_for_selector("#swap:checked")
-    run = load_run(WEIGHTS)
+    run = DIGITS.load()
     black = Image.fromarray(255 - np.asarray(open_picture(tmp_path / "paper.png")))
     wanted = logits_in_the_clear(run.model, run.preprocessing(black).astype(np.float64)[None])[0]
     assert_close(visit.ask(), wanted)
@@ -189,7 +188,7 @@ def test_without_a_page_everything_else_is_served(
 
 def test_samples_are_for_everybody(start: Start, folder: Path, tmp_path: Path) -> None:
     prepared = Path(shutil.copytree(folder, tmp_path / "small"))
-    save_samples(load_run(WEIGHTS), prepared / SAMPLES, 3)
+    save_samples(DIGITS.load(), prepared / SAMPLES, 3)
     http = start(prepared).http()
     assert http.get("/v1/offers/small").json()["samples"] == ["01-0.png", "02-1.png", "03-2.png"]
     picture = http.get("/v1/offers/small/samples/02-1.png")

@@ -181,11 +181,10 @@ class Recorder:
 def test_the_embedded_network_answers_encrypted_digits(start: Start, tmp_path: Path) -> None:
     """What `polynext encrypted serve` offers without arguments."""
     from polynext.data import DataConfig, load_examples
-    from polynext.encrypted.embedded import WEIGHTS, embedded_server
-    from polynext.runs import load_run
+    from polynext.encrypted.embedded import DIGITS, embedded_server
 
     running = start(embedded_server())
-    trained, digits = load_run(WEIGHTS), load_examples(DataConfig(), "test")
+    trained, digits = DIGITS.load(), load_examples(DataConfig(), "test")
     client = connect(running.url, keys=tmp_path / "keys", progress=lambda what, share: None, timeout=600)
     result = client.predict([digits.image(i) for i in range(4)])
     images = np.stack([trained.preprocessing(digits.image(i)).astype(np.float64) for i in range(4)])

@@ -1,0 +1,87 @@
+"""Whether a network says under encryption what it says in the clear, on many test images.
+
+    python benchmarks/encrypted_agreement.py cifar10 --images 200
+    python benchmarks/encrypted_agreement.py runs/mine --out agreement
+
+The server answers one ciphertext after the other, in a process of its own on one core, or in several at a time. Keys,
+requests and answers stay in `--out`: what was answered is not answered again, so that a run that was cut off goes on.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from polynext.encrypted.client import EVALUATION, Client
+from polynext.encrypted.planner import MEBIBYTE
+from polynext.encrypted.server import Server, load_offer
+from polynext.memory import peak_memory
+
+# The server's process reads this file too, and its memory is measured: torch is imported where it is needed.
+
+
+def answer(folder: Path, starts: list[int]) -> int:
+    """Answers what is not answered yet, and returns the peak memory."""
+    server = Server.load(folder / "server", folder / "client" / EVALUATION)
+    for start in starts:
+        began = time.perf_counter()
+        server.answer_request(folder / f"{start}.request.enc", folder / f"{start}.answer.enc")
+        took = time.perf_counter() - began
+        (folder / f"{start}.json").write_text(json.dumps({"seconds": took}))
+        print(f"images from {start} on: {took:.1f} s", flush=True)
+    return peak_memory()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("network", nargs="?", default="cifar10")
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--packed", type=int, default=1, help="images in a ciphertext")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("agreement"))
+    options = parser.parse_args()
+    import torch
+
+    from polynext.cli.encrypted import limits, trained
+    from polynext.encrypted.prepare import prepare
+
+    folder, run = options.out, trained(options.network)
+    if not (folder / "client").is_dir():
+        prepare(run, folder / "server", options.packed, limits(options.network, None, None, None))
+        Client.keygen(load_offer(folder / "server"), folder / "client")
+    client = Client.load(folder / "client")
+    images, labels, _ = run.images("test", options.images)
+    starts = list(range(0, len(images), client.offer.images))
+    left = [start for start in starts if not (folder / f"{start}.json").is_file()]
+    for start in left:
+        client.write_request(images[start : start + client.offer.images], folder / f"{start}.request.enc")
+    shares = [left[i :: options.processes] for i in range(options.processes)]
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+        memory = max(pool.map(answer, [folder] * len(shares), shares)) if left else 0
+
+    encrypted = np.concatenate([client.read_answer(folder / f"{start}.answer.enc") for start in starts])
+    with torch.no_grad():
+        clear = run.model.double()(torch.from_numpy(images)).numpy()
+    seconds = [json.loads((folder / f"{start}.json").read_text())["seconds"] for start in starts]
+    same = int((encrypted.argmax(axis=1) == clear.argmax(axis=1)).sum())
+    off, largest = np.abs(encrypted - clear).max(), np.abs(clear).max()
+    bill = client.offer.bill
+    print(f"predictions that are the clear ones: {same} of {len(images)}")
+    for what, logits in (("in the clear", clear), ("encrypted", encrypted)):
+        print(f"accuracy on these, {what}: {100 * (logits.argmax(axis=1) == labels).mean():.1f}%")
+    print(f"logits off by at most {off / largest:.1e} of the largest, {bill.error:.1e} predicted")
+    print(
+        f"{median(seconds):.1f} s a ciphertext of {client.offer.images} (median of {len(seconds)}, "
+        f"{min(seconds):.1f} to {max(seconds):.1f}), {bill.seconds:.1f} predicted"
+    )
+    if memory:
+        print(f"{memory / MEBIBYTE:.0f} MB of memory, {bill.peak_bytes / MEBIBYTE:.0f} predicted")
+
+
+if __name__ == "__main__":
+    main()
