@@ -43,6 +43,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--packed", type=int, default=1, help="images in a ciphertext")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--beyond", type=float, default=30.0, help="what counts as overflow in the clear")
+    parser.add_argument("--report", action="store_true", help="only tell what has been answered so far")
     parser.add_argument("--out", type=Path, default=Path("agreement"))
     options = parser.parse_args()
     import torch
@@ -58,6 +60,10 @@ def main() -> None:
     images, labels, _ = run.images("test", options.images)
     starts = list(range(0, len(images), client.offer.images))
     left = [start for start in starts if not (folder / f"{start}.json").is_file()]
+    if options.report:
+        starts = [start for start in starts if start not in left]
+        chosen = [start + i for start in starts for i in range(client.offer.images) if start + i < len(images)]
+        images, labels, left = images[chosen], labels[chosen], []
     for start in left:
         client.write_request(images[start : start + client.offer.images], folder / f"{start}.request.enc")
     shares = [left[i :: options.processes] for i in range(options.processes)]
@@ -69,12 +75,17 @@ def main() -> None:
         clear = run.model.double()(torch.from_numpy(images)).numpy()
     seconds = [json.loads((folder / f"{start}.json").read_text())["seconds"] for start in starts]
     same = int((encrypted.argmax(axis=1) == clear.argmax(axis=1)).sum())
-    off, largest = np.abs(encrypted - clear).max(), np.abs(clear).max()
+    bounded = np.abs(clear).max(axis=1) < options.beyond
+    errors = np.abs(encrypted - clear)[bounded].max(axis=1) / np.abs(clear[bounded]).max()
     bill = client.offer.bill
     print(f"predictions that are the clear ones: {same} of {len(images)}")
     for what, logits in (("in the clear", clear), ("encrypted", encrypted)):
         print(f"accuracy on these, {what}: {100 * (logits.argmax(axis=1) == labels).mean():.1f}%")
-    print(f"logits off by at most {off / largest:.1e} of the largest, {bill.error:.1e} predicted")
+    print(f"images with logits beyond {options.beyond:g} in the clear, left out of the next line: {(~bounded).sum()}")
+    print(
+        f"logits off by at most {errors.max():.1e} of the largest, {np.median(errors):.1e} in the median, "
+        f"{bill.error:.1e} predicted"
+    )
     print(
         f"{median(seconds):.1f} s a ciphertext of {client.offer.images} (median of {len(seconds)}, "
         f"{min(seconds):.1f} to {max(seconds):.1f}), {bill.seconds:.1f} predicted"
