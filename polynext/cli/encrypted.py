@@ -170,24 +170,26 @@ def decrypt(reply: Annotated[Path, tyro.conf.Positional], client: Path = Path("c
         client: the client's folder.
         json: print JSON with all logits.
     """
-    from polynext.encrypted.client import Client
+    from polynext.encrypted.client import Client, OutOfRangeError
 
-    mine = Client.load(client)
-    logits = mine.read_answer(reply)
-    print_answers([mine.offer.classes[i] for i in logits.argmax(axis=1)], logits, json)
+    mine, refused = Client.load(client), None
+    try:
+        logits = mine.read_answer(reply)
+    except OutOfRangeError as error:  # the other images have their answers all the same
+        logits, refused = error.logits, error
+    print_answers([None if np.isnan(row).any() else mine.offer.classes[row.argmax()] for row in logits], logits, json)
+    if refused is not None:
+        raise refused
 
 
-def print_answers(names: Sequence[str], logits: np.ndarray, json: bool) -> None:
+def print_answers(names: Sequence[str | None], logits: np.ndarray, json: bool) -> None:
+    """`None` is the class of an image that has no answer."""
+    answers = [(name, row if name is not None else None) for name, row in zip(names, logits, strict=True)]
     if json:
-        print(jsonlib.dumps([{"class": n, "logits": row.tolist()} for n, row in zip(names, logits, strict=True)]))
+        print(jsonlib.dumps([{"class": n, "logits": None if row is None else row.tolist()} for n, row in answers]))
         return
-    print(
-        table(
-            ("image", "class", "logit"),
-            [(str(i), n, f"{row.max():.3f}") for i, (n, row) in enumerate(zip(names, logits, strict=True))],
-            left=(1,),
-        )
-    )
+    rows = [(str(i), n or "-", "-" if row is None else f"{row.max():.3f}") for i, (n, row) in enumerate(answers)]
+    print(table(("image", "class", "logit"), rows, left=(1,)))
 
 
 def serve(

@@ -17,6 +17,20 @@ from polynext.errors import PolyNeXtError
 SECRET, OFFER, EVALUATION = "secret.key", "offer.json", "evaluation.keys"
 
 
+class OutOfRangeError(PolyNeXtError):
+    """Images have logits that no image like the examples has. `logits` are all, with nan for those images."""
+
+    def __init__(self, logits: Array, largest: float):
+        within = np.abs(logits).max(axis=1) <= largest
+        out = np.flatnonzero(~within)
+        named = f"image {out[0]} has" if len(out) == 1 else f"images {', '.join(map(str, out))} have"
+        super().__init__(
+            f"{named} logits up to {np.abs(logits[out]).max():.3g}, and those of images like the ones that the network "
+            f"was prepared with stay below {largest:.3g}: leave {'it' if len(out) == 1 else 'them'} out."
+        )
+        self.logits = np.where(within[:, None], logits, np.nan)
+
+
 @dataclass(eq=False)
 class Client:
     """A secret key and what it was made for. `key` names the key; it says nothing about it.
@@ -75,12 +89,8 @@ class Client:
         """The logits (count, classes)."""
         unpack = self.offer.result_layout.unpack
         logits = np.concatenate([unpack(self.secret.decrypt(c)) for c in ciphertexts])[:count]
-        largest, reliable = np.abs(logits).max(axis=1), self.offer.parameters.largest_result
-        if largest.max() > reliable:
-            raise PolyNeXtError(
-                f"image {largest.argmax()} has a logit of size {largest.max():.3g}, and this offer's are reliable "
-                f"up to {reliable:.3g}: it is unlike the images that the network was prepared with, so leave it out."
-            )
+        if not (np.abs(logits) <= self.offer.largest_logit).all():
+            raise OutOfRangeError(logits, self.offer.largest_logit)
         return logits
 
     def write_request(self, images: Array, path: Path) -> None:

@@ -18,7 +18,11 @@ from polynext.encrypted.program import Program, same_slots
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
 
-FORMAT, VERSION = "polynext-encrypted-offer", 4
+FORMAT, VERSION = "polynext-encrypted-offer", 5
+
+# A logit so many times as large as the largest of the examples is taken for one that wrapped around. There is room for
+# 16 times the largest, so that of images that wrap around one in 4^classes is not found.
+UNHEARD_OF = 4.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +71,11 @@ class Offer:
     def images(self) -> int:
         """How many go into one ciphertext."""
         return self.image_layout.images
+
+    @property
+    def largest_logit(self) -> float:
+        """A larger one is no result: its image is unlike the examples, and it may have wrapped around."""
+        return UNHEARD_OF * self.bill.largest_logit
 
     def ciphertexts(self, images: int) -> int:
         """How many so many images take."""

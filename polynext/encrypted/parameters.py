@@ -42,11 +42,6 @@ class Parameters:
         return len(self.prime_bits) - 2
 
     @property
-    def largest_result(self) -> float:
-        """Half of where results wrap around the last prime: a larger one may have come from beyond."""
-        return 2.0 ** (self.prime_bits[-2] - self.result_bits - 2)
-
-    @property
     def modulus_bits(self) -> int:
         return sum(self.prime_bits)
 

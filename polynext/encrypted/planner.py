@@ -50,7 +50,7 @@ WEIGHTS_TO_VALUES = 4
 LEAST_PLAIN_BITS, LEAST_LAZY_PLAIN_BITS = 20, 15
 # The image is encrypted with this many bits more than the values have later.
 INPUT_BITS_MORE = 8
-# The largest result of the examples has so many bits, far above its noise, and there is room for so many more.
+# The largest logit of the examples has so many bits, far above its noise, and there is room for so many more.
 RESULT_BITS, RESULT_ROOM_BITS, MOST_RESULT_BITS = 28, 4, 44
 MOST_SCALE_BITS, LEAST_SCALE_BITS, LEAST_LAZY_SCALE_BITS = 34, 26, 20
 
@@ -89,7 +89,7 @@ class Limits:
 @dataclass(frozen=True)
 class Bill:
     """What a run takes: counts are exact, bytes and seconds predictions for this machine, and so is how far the logits
-    are off: in units of the largest, and the share of predictions that change for it."""
+    are off: in units of the largest of the examples', and the share of predictions that change for it."""
 
     levels: int
     ciphertext_products: int
@@ -101,6 +101,7 @@ class Bill:
     plaintext_bytes: int
     ciphertext_bytes: int
     seconds: float
+    largest_logit: float = math.nan
     error: float = math.nan
     flips: float = math.nan
 
@@ -147,7 +148,7 @@ def make_plan(
     chosen = get_backend(backend)
     possible = tuple(chosen.security.longest_modulus)
     merged = merge_linear_maps(factor_sums(structured(patches_first(circuit))))
-    largest_result = float(np.abs(circuit(examples)).max())
+    logits = circuit(examples).reshape(len(examples), -1)
     choices = Choices(merged)
     longest = max((node.size for node in merged.order if isinstance(node, Product)), default=0)
     reason, reasons = "", []
@@ -159,7 +160,7 @@ def make_plan(
             )
         cost = (costs or chosen.costs)(ring_degree)
         for lazy in (True, False):
-            search = Search(ring_degree, examples, largest_result, images, limits, chosen, cost, lazy)
+            search = Search(ring_degree, examples, logits, images, limits, chosen, cost, lazy)
             try:
                 best = search.best(choices, best)
                 break  # without lazy values there are more primes
@@ -228,12 +229,16 @@ class Search:
 
     ring_degree: int
     examples: Array
-    largest_result: float
+    logits: Array
     images: int
     limits: Limits
     backend: Backend
     costs: Costs
     lazy: bool
+
+    @property
+    def largest_logit(self) -> float:
+        return float(np.abs(self.logits).max())
 
     def best(self, choices: Choices, other: Found | None) -> Found:
         """The fastest plan, or another one that is faster.
@@ -305,7 +310,7 @@ class Search:
 
     def parameters(self, circuit: Circuit) -> Parameters:
         stages = stages_of(circuit, self.lazy)
-        return choose_parameters(stages, self.ring_degree, self.largest_result, self.backend.security)
+        return choose_parameters(stages, self.ring_degree, self.largest_logit, self.backend.security)
 
     def plan(self, final: Circuit, spread: tuple[int, ...] = (), join: bool = False, draft: bool = True) -> Plan:
         parameters = self.parameters(final)
@@ -359,7 +364,7 @@ class Search:
         return self.precise_enough(self.plan(circuit, spread, join, draft=False))
 
     def precise_enough(self, plan: Plan) -> Plan:
-        found = predict(plan.program, plan.parameters, plan.circuit, self.examples)
+        found = predict(plan.program, plan.parameters, self.examples, self.logits)
         for what, value, allowed in (
             ("logits would be off by {} of the largest", found.error, self.limits.error),
             ("noise would change {} of the predictions", found.flips, self.limits.flips),
@@ -367,7 +372,8 @@ class Search:
             if not value <= allowed:
                 sentence = f"its {what.format(f'{value:.1g}')} where {allowed:g} is allowed"
                 raise TooImpreciseError(sentence, found.error / self.limits.error)
-        return replace(plan, bill=replace(plan.bill, error=found.error, flips=found.flips))
+        bill = replace(plan.bill, largest_logit=self.largest_logit, error=found.error, flips=found.flips)
+        return replace(plan, bill=bill)
 
 
 # Why a value may be worth computing for its own sake: as a well-conditioned map of a sum it can stand for the sum, it
@@ -407,13 +413,13 @@ def with_kept(merged: Circuit, values: Collection[Node], why: dict[Node, str]) -
 
 
 def choose_parameters(
-    stages: Sequence[Stage], ring_degree: int, largest_result: float, security: Security
+    stages: Sequence[Stage], ring_degree: int, largest_logit: float, security: Security
 ) -> Parameters:
     """The most precise primes that security allows for these stages at a ring degree."""
     limit = security.longest_modulus[ring_degree]
     depth = stages[-1].result_level
     lazy = any(stage.lazy for stage in stages)
-    largest = math.log2(largest_result) if largest_result > 0 else 0.0
+    largest = math.log2(largest_logit) if largest_logit > 0 else 0.0
     result_bits = min(max(RESULT_BITS - math.floor(largest), 1), MOST_RESULT_BITS)
     headroom = max(math.ceil(largest + 1), 0) + RESULT_ROOM_BITS
 

@@ -82,7 +82,7 @@ class Network:
             "request_most_bytes": ring.most_bytes(CIPHERTEXT),
             "slots": {"image": slots.tolist(), "result": offer.result_layout.codes.tolist()},
             "samples": list(self.samples),
-            "largest_result": offer.parameters.largest_result,
+            "largest_logit": offer.largest_logit,
         }
 
     @property

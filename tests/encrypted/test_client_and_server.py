@@ -1,6 +1,7 @@
 """Client and server: the files between them, what they may hold, and what is refused."""
 
 import json
+import re
 import shutil
 import tempfile
 import zipfile
@@ -19,7 +20,8 @@ from polynext.circuit.graph import Linear
 from polynext.cli import main
 from polynext.encrypted import Client, Offer, Plan, Server, get_backend
 from polynext.encrypted.backends.protocol import EvaluationKeys, Savable
-from polynext.encrypted.client import EVALUATION, SECRET
+from polynext.encrypted.client import EVALUATION, SECRET, OutOfRangeError
+from polynext.encrypted.execution import encode_program, execute
 from polynext.encrypted.files import (
     HEADER,
     LONGEST_HEADER,
@@ -330,11 +332,52 @@ def test_logits_too_large_for_the_parameters_are_no_result(offer: Offer) -> None
 
     keys: Any = Keys()
     client = Client(offer, keys, "", allow_unencrypted=True)
-    keys.size = -offer.parameters.largest_result
+    keys.size = -offer.largest_logit
     assert client.decrypt([None], 1).shape == (1, 3)
     keys.size *= 1.1
-    with pytest.raises(PolyNeXtError, match=r"image 0 has a logit of size .* leave it out"):
+    with pytest.raises(OutOfRangeError, match=r"image 0 has logits up to .* leave it out") as raised:
         client.decrypt([None], 1)
+    assert np.isnan(raised.value.logits).all()
+
+
+@pytest.mark.parametrize("backend", ["seal"], indirect=True)
+def test_one_image_out_of_range_keeps_no_other_from_its_answer(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read_answer(self: Client, path: Path) -> np.ndarray:
+        raise OutOfRangeError(np.array([[0.0, 2.0, 1.0], [0.0, 900.0, 1.0]]), 8.0)
+
+    monkeypatch.setattr(Client, "read_answer", read_answer)
+    command = ["encrypted", "decrypt", "answer.enc", "--client", str(folders / "client")]
+    assert main([*command, "--json"]) != 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == [{"class": "b", "logits": [0, 2, 1]}, {"class": None, "logits": None}]
+    assert "image 1 has logits up to 900" in printed.err
+    assert main(command) != 0
+    assert re.search(r"0 +b +2\.000\n +1 +- +-", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("backend", ["seal"], indirect=True)
+def test_a_wrong_answer_is_never_taken_for_one(plan: Plan, offer: Offer, trained: Any, examples: np.ndarray) -> None:
+    """Images ever less like the examples, up to far beyond where values wrap around: right, or refused."""
+    key = get_backend(offer.backend).ring(plan.parameters).generate_key()
+    client = Client(offer, key, "")
+    evaluator = key.ring.evaluator(key.evaluation_keys(plan.program.rotations))
+    encoded = encode_program(plan.program, evaluator)
+    refused = []
+    for factor in 2.0 ** np.arange(0, 24, 1.5):
+        images = factor * examples[: plan.images]
+        wanted = logits(trained, images)
+        answer = execute(plan.program, encoded, evaluator, client.encrypt(images)[0])
+        try:
+            found = client.decrypt([answer], plan.images)
+        except OutOfRangeError as error:
+            refused.append(factor)
+            found = error.logits
+        unrefused = ~np.isnan(found).any(axis=1)
+        np.testing.assert_allclose(found[unrefused], wanted[unrefused], atol=1e-2 * offer.largest_logit)
+    assert refused[0] > 1
+    assert refused[-1] == 2.0**22.5
 
 
 def test_a_demo_replaces_only_what_a_demo_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

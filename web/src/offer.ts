@@ -33,7 +33,7 @@ export interface Offer {
   parts: Part[]
   slots: { image: number[]; result: number[][] }
   samples: string[]
-  largest_result: number
+  largest_logit: number
   bill: { rotations: number; plaintext_products: number; ciphertext_products: number; seconds: number }
 }
 
@@ -45,7 +45,7 @@ export function pack(offer: Offer, values: Float32Array): Float64Array {
 /** The logits in the slots of a decrypted answer. One beyond what the offer promises is no answer. */
 export function unpack(offer: Offer, slots: Float64Array): number[] {
   const logits = (offer.slots.result[0] ?? []).map((slot) => slots[slot] ?? Number.NaN)
-  if (!logits.every((logit) => Math.abs(logit) <= offer.largest_result))
+  if (!logits.every((logit) => Math.abs(logit) <= offer.largest_logit))
     throw new Error('this picture is too unlike those the network learned from: its answer went out of range.')
   return logits
 }

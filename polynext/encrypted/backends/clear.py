@@ -156,7 +156,7 @@ class ClearEvaluator(Tally):
         return left * right
 
     def rolled(self, values: Any, steps: int) -> Array:
-        return np.roll(values, -steps)
+        return np.roll(values, -steps, axis=-1)
 
     def conjugated(self, values: Any) -> Array:
         return np.conj(values)
