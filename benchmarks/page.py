@@ -32,14 +32,14 @@ def visit(url: str, answers: int, pictures: Path | None) -> tuple[list[float], d
         page.wait_for_selector("#samples button")
         browser.draw(page, browser.THREE)
         page.click("#ask")
-        browser.logits(page, 600)
+        browser.logits(page)
         took = [time.perf_counter() - start]
         first = browser.ledger(page)
         while len(took) < answers:
             start = time.perf_counter()
             page.click("#ask")
             page.wait_for_selector("#answer .none")
-            browser.logits(page, 600)
+            browser.logits(page)
             took.append(time.perf_counter() - start)
         if pictures is not None:
             save_pictures(page, pictures)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polynext.service.app import PAGE
+from tests.service.conftest import PATIENCE
 
 # Chromium keeps to the page: nothing of its own goes to the network. Containers have no sandbox to offer.
 FLAGS = [
@@ -46,6 +47,7 @@ def browser(**options: Any) -> Iterator[Any]:
         context = playwright.chromium.launch_persistent_context(
             profile, executable_path=chromium(), args=FLAGS, headless=True, **options
         )
+        context.set_default_timeout(1000 * PATIENCE)
         try:
             yield context
         finally:
@@ -69,9 +71,9 @@ def draw(page: Any, line: list[tuple[float, float]]) -> None:
     page.mouse.up()
 
 
-def logits(page: Any, seconds: float = 120) -> list[float]:
+def logits(page: Any) -> list[float]:
     """Waits for the answer, and reads it off the bars."""
-    page.wait_for_selector("#answer strong", timeout=1000 * seconds)
+    page.wait_for_selector("#answer strong")
     return page.eval_on_selector_all("#bars li", "rows => rows.map(row => Number(row.dataset.logit))")
 
 

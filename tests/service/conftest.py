@@ -27,7 +27,9 @@ from polynext.service import LocalWorkers, Service, Settings, Store, Tokens, cre
 from tests.encrypted.conftest import SAME_EVERYWHERE
 from tests.test_circuit import small_network
 
-QUIET: dict[str, Any] = {"progress": lambda what, share: None, "allow_unencrypted": True, "timeout": 60.0}
+# Seconds for what takes a moment: the machine may be busy with other tests.
+PATIENCE = 300.0
+QUIET: dict[str, Any] = {"progress": lambda what, share: None, "allow_unencrypted": True, "timeout": PATIENCE}
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +77,7 @@ class Running:
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.thread = threading.Thread(target=lambda: asyncio.run(self.run()), daemon=True)
         self.thread.start()
-        assert self.ready.wait(60)
+        assert self.ready.wait(PATIENCE)
 
     async def run(self) -> None:
         workers = LocalWorkers({name: network.folder for name, network in self.networks.items()}, self.settings)
@@ -97,20 +99,20 @@ class Running:
         async def called() -> Any:
             return function(*given)
 
-        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(PATIENCE)
 
     def stop(self) -> None:
         for client in self.clients:
             client.close()
         self.server.should_exit = True
-        self.thread.join(30)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
 
     def connect(self, keys: Path, **options: Any) -> RemoteClient:
         return connect(self.url, keys=keys, **{**QUIET, **options})
 
     def http(self, **options: Any) -> httpx.Client:
-        self.clients.append(httpx.Client(base_url=self.url, timeout=30, **options))
+        self.clients.append(httpx.Client(base_url=self.url, timeout=PATIENCE, **options))
         return self.clients[-1]
 
 
@@ -179,7 +181,7 @@ class ByHand:
     def ask(self, job: str, keys: str, data: bytes, offer: str = "small") -> httpx.Response:
         return self.http.put(f"/v1/jobs/{job}", params={"offer": offer, "keys": keys}, content=data)
 
-    def ended(self, job: str, seconds: float = 60) -> dict[str, Any]:
+    def ended(self, job: str, seconds: float = PATIENCE) -> dict[str, Any]:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             state = self.http.get(f"/v1/jobs/{job}").raise_for_status().json()

@@ -22,7 +22,7 @@ from polynext.service.workers import WorkerDied
 
 
 async def nodes(workers: RayWorkers, count: int) -> None:
-    for _ in range(1200):
+    for _ in range(3000):
         if len(workers.nodes) >= count:
             return
         await asyncio.sleep(0.1)
@@ -57,7 +57,7 @@ async def main(folder: Path, work: Path, cluster: Cluster) -> None:
         return client.decrypt([loaded], 1)
 
     jobs = [asyncio.create_task(answer(number)) for number in range(3)]
-    await asyncio.wait_for(working.wait(), 120)
+    await asyncio.wait_for(working.wait(), 300)
     busy = next(node for node in cluster.worker_nodes if workers.busy[node.node_id])
     cluster.remove_node(busy, allow_graceful=False)
     answers = await asyncio.gather(*jobs)

@@ -22,7 +22,7 @@ from polynext.preprocessing import open_picture
 from polynext.service import app
 from tests.encrypted.conftest import logits as logits_in_the_clear
 from tests.service import browser
-from tests.service.conftest import Running, Start
+from tests.service.conftest import PATIENCE, Running, Start
 from tests.service.test_seal import Recorder
 
 # One visit is enough for all of them, so that they run in one process.
@@ -45,6 +45,10 @@ class Visit:
         """What the network gets, as the page shows it."""
         picture = self.page.eval_on_selector("#seen", "canvas => canvas.toDataURL()")
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))).convert("L"))
+
+    def answered(self) -> bool:
+        """Whether any of an answer is shown."""
+        return self.page.locator("#answer strong, #bars .best, #bars [data-logit]").count() > 0
 
     def ask(self) -> list[float]:
         self.page.click("#ask")
@@ -140,17 +144,25 @@ def test_a_picture_of_ones_own(visit: Visit, tmp_path: Path) -> None:
 def test_the_keyboard_is_enough(visit: Visit) -> None:
     page = visit.page
     page.click("#clear")
+    assert not visit.answered()
     page.focus("#file")
-    for _ in range(20):
-        page.keyboard.press("Shift+Tab")
-        if page.evaluate("document.activeElement.id") == "pad":
-            break
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("ArrowRight")
+    assert focused(page) == "02 1"  # the samples are one stop, as nothing else can be pressed while the sheet is empty
+    page.keyboard.press("Shift+Tab")
+    assert focused(page) == "pad"
     page.keyboard.press(" ")
     for _ in range(12):
         page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     assert len(browser.logits(page)) == 10
-    assert page.inner_text("#answer strong") in "0123456789"  # a bar is not a digit that everybody writes
+    assert page.inner_text("#answer strong") == "1"
+    page.keyboard.press("ArrowLeft")  # still down, it draws
+    assert not visit.answered()
+
+
+def focused(page: Any) -> str:
+    return page.evaluate("document.activeElement.id || document.activeElement.title")
 
 
 @in_browser
@@ -171,7 +183,7 @@ def test_whoever_leaves_is_forgotten(visit: Visit) -> None:
     store = visit.running.service.store
     assert list(store.keys.iterdir())
     visit.page.goto("about:blank")
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while list(store.keys.iterdir()) and time.monotonic() < end:
         time.sleep(0.05)
     assert not list(store.keys.iterdir())

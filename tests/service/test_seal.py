@@ -20,7 +20,7 @@ from polynext.encrypted.files import unpacked
 from polynext.encrypted.parameters import Parameters
 from polynext.errors import PolyNeXtError
 from tests.encrypted.conftest import logits
-from tests.service.conftest import Start, saved
+from tests.service.conftest import PATIENCE, Start, saved
 
 PARTS = [Part("relinearisation"), Part("rotation", 1), Part("ciphertext")]
 
@@ -121,7 +121,7 @@ def test_the_server_learns_neither_key_nor_pixels(
 ) -> None:
     running = start(seal_folder)
     with Recorder(running.url) as recorder:
-        client = connect(recorder.url, keys=tmp_path / "keys", progress=lambda what, share: None, timeout=300)
+        client = connect(recorder.url, keys=tmp_path / "keys", progress=lambda what, share: None, timeout=PATIENCE)
         result = client.predict(examples[:2])
     wanted = logits(trained, examples[:2])
     assert np.abs(result.logits - wanted).max() < 1e-3 * np.abs(wanted).max()
@@ -185,7 +185,7 @@ def test_the_embedded_network_answers_encrypted_digits(start: Start, tmp_path: P
 
     running = start(embedded_server())
     trained, digits = DIGITS.load(), load_examples(DataConfig(), "test")
-    client = connect(running.url, keys=tmp_path / "keys", progress=lambda what, share: None, timeout=600)
+    client = connect(running.url, keys=tmp_path / "keys", progress=lambda what, share: None, timeout=2 * PATIENCE)
     result = client.predict([digits.image(i) for i in range(4)])
     images = np.stack([trained.preprocessing(digits.image(i)).astype(np.float64) for i in range(4)])
     wanted = logits(trained.model, images)

@@ -1,9 +1,10 @@
 /** The picture to ask about: drawn, opened, dropped, pasted, or one of the examples. */
-import { find, make } from './dom.ts'
+import { find } from './dom.ts'
 import type { Offer } from './offer.ts'
 import { Pad } from './pad.ts'
 import { isBright, negative, openPicture, show } from './pictures.ts'
 import { coloured, type Picture, preprocess, resized } from './preprocessing.ts'
+import { Samples } from './samples.ts'
 import type { Service } from './service.ts'
 
 export class Input {
@@ -13,7 +14,8 @@ export class Input {
   private readonly photo = find<HTMLCanvasElement>('photo')
   private readonly seen = find<HTMLCanvasElement>('seen')
   private readonly swap = find<HTMLInputElement>('swap')
-  private readonly pad = new Pad(find<HTMLCanvasElement>('pad'), () => this.update())
+  private readonly samples = new Samples(find('samples'), (picture) => void this.open(picture))
+  private readonly pad = new Pad(find<HTMLCanvasElement>('pad'), () => this.drawn())
 
   constructor(
     private readonly service: Service,
@@ -28,7 +30,7 @@ export class Input {
     for (const name of ['dragover', 'dragleave', 'drop'] as const)
       document.addEventListener(name, (event) => this.drag(event))
     document.addEventListener('paste', (event) => this.open(event.clipboardData?.files[0]))
-    find('clear').addEventListener('click', () => this.clear())
+    find('clear').addEventListener('click', () => this.pad.clear())
     this.swap.addEventListener('change', () => this.update())
   }
 
@@ -41,12 +43,11 @@ export class Input {
     this.offer = offer
     find('pad').hidden = !this.drawable
     find('sheet-hint').textContent = this.drawable ? 'Draw a digit here' : 'Choose a picture below, or drop one here'
-    this.clear()
-    const samples = find('samples')
-    samples.replaceChildren()
-    samples.classList.toggle('photos', !this.drawable)
+    this.pad.clear()
+    this.samples.show([], [])
+    find('samples').classList.toggle('photos', !this.drawable)
     const pictures = await Promise.all(offer.samples.map((name) => this.service.sample(offer.name, name)))
-    if (this.offer === offer) samples.append(...pictures.map((file, i) => this.sample(file, offer.samples[i]!)))
+    if (this.offer === offer) this.samples.show(pictures, offer.samples)
   }
 
   /** What is asked about, before the network's own preprocessing. */
@@ -64,9 +65,10 @@ export class Input {
     this.pad.paint()
   }
 
-  private clear(): void {
+  /** The sheet holds a drawing or a picture, not both. */
+  private drawn(): void {
     this.chosen = undefined
-    this.pad.clear()
+    this.update()
   }
 
   private async open(file: Blob | undefined): Promise<void> {
@@ -80,13 +82,6 @@ export class Input {
     } catch (error) {
       this.failed(error)
     }
-  }
-
-  private sample(file: Blob, name: string): HTMLButtonElement {
-    const label = name.replace(/\.\w+$/, '').replaceAll(/[-_]/g, ' ')
-    const address = URL.createObjectURL(file)
-    const image = make('img', { src: address, alt: '', onload: () => URL.revokeObjectURL(address) })
-    return make('button', { type: 'button', title: label, ariaLabel: label, onclick: () => void this.open(file) }, image)
   }
 
   private drag(event: DragEvent): void {

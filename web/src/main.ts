@@ -17,11 +17,13 @@ const making = new Work('key')
 const serving = new Work('server')
 const noise = find<HTMLCanvasElement>('noise')
 const askButton = find<HTMLButtonElement>('ask')
-const input = new Input(service, update, trouble)
+const input = new Input(service, pictureChanged, trouble)
 let session: Session | undefined
 let sent: Uint8Array | undefined
 let chosen: Summary | undefined
 let busy = false
+/** The picture is the one that was asked about. */
+let asked = false
 
 const listener: Listener = {
   makingKeys(share) {
@@ -51,7 +53,7 @@ async function ask(): Promise<void> {
   if (!session || !values || busy) return
   const mine = session
   const { offer } = mine
-  busy = true
+  busy = asked = true
   trouble(undefined)
   update()
   showAnswer(offer, undefined)
@@ -59,7 +61,9 @@ async function ask(): Promise<void> {
   ledger.clear('encrypt', 'send', 'compute', 'fetch', 'decrypt')
   try {
     const logits = await mine.ask(values)
-    if (mine === session) showAnswer(offer, logits)
+    if (mine !== session) return
+    if (asked) showAnswer(offer, logits)
+    else trouble('the picture was changed while it was asked about: its answer is not shown.')
   } catch (error) {
     if (mine === session) trouble(error)
     serving.tell('Waiting for a question.')
@@ -104,6 +108,13 @@ function lead(offer: Offer): string {
     `${how}. Your browser encrypts its ${(size * size).toLocaleString('en')} pixels, the server runs a whole neural ` +
     'network on the ciphertext, and only your browser can read the answer.'
   )
+}
+
+/** An answer goes with the picture that it was given to. */
+function pictureChanged(): void {
+  if (session && asked) showAnswer(session.offer, undefined)
+  asked = false
+  update()
 }
 
 function update(): void {

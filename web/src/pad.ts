@@ -115,7 +115,8 @@ export class Pad {
     }
     event.preventDefault()
     this.penShown = true
-    this.update()
+    if (this.penDown) this.update()
+    else this.paint()
   }
 
   private showPen(shown: boolean): void {
