@@ -1,20 +1,25 @@
 """What a visit of the page takes, and what asking from Python does: `make page`, then `python -m benchmarks.page`.
 
-Each visit opens the page in a new Chromium, draws a three as soon as it can, asks, and asks again. In between, a new
-Python client does the same. `--pictures docs/figures` also saves the page as the docs show it.
+Each visit opens the page in a new Chromium, draws a three as soon as it can (or takes the first sample, of a network
+that reads photographs), asks, and asks again. In between, a new Python client does the same. `--pictures docs/figures`
+also saves the page as the docs show it.
 """
 
 import argparse
+import os
 import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polynext.cli.table import table
-from polynext.encrypted.embedded import embedded_server
+from polynext.encrypted.embedded import CIFAR10, DIGITS, embedded_server
 from polynext.encrypted.remote import connect
 from polynext.preprocessing import open_picture
 from tests.service import browser
@@ -30,7 +35,10 @@ def visit(url: str, answers: int, pictures: Path | None) -> tuple[list[float], d
         start = time.perf_counter()
         page.goto(url)
         page.wait_for_selector("#samples button")
-        browser.draw(page, browser.THREE)
+        if page.is_visible("#pad"):
+            browser.draw(page, browser.THREE)
+        else:
+            page.click("#samples button")
         page.click("#ask")
         browser.logits(page)
         took = [time.perf_counter() - start]
@@ -56,6 +64,41 @@ def save_pictures(page: Any, folder: Path) -> None:
     browser.save_picture(page, folder / "page-phone.png")
 
 
+@contextmanager
+def browser_memory() -> Iterator[list[int]]:
+    """Fills with bytes of Chromium's processes, all of this one's together, as time goes by."""
+    found, over = [0], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.25):
+            found.append(sum(proportional(process) for process in descendants(os.getpid())))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        looking.join()
+
+
+def descendants(process: int) -> Iterator[int]:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield int(child)
+                yield from descendants(int(child))
+
+
+def proportional(process: int) -> int:
+    """Bytes that a process of Chromium's takes, its share of those that it shares."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        if Path(f"/proc/{process}/comm").read_text().startswith("chrom"):
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return 0
+
+
 def ask(running: Running, picture: Path, answers: int) -> list[float]:
     """The same from Python."""
     with tempfile.TemporaryDirectory() as folder:
@@ -71,16 +114,17 @@ def ask(running: Running, picture: Path, answers: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--network", choices=[each.name for each in (DIGITS, CIFAR10)], default=DIGITS.name)
     parser.add_argument("--visits", type=int, default=3)
     parser.add_argument("--answers", type=int, default=4, help="of each visit")
     parser.add_argument("--pictures", type=Path, help="folder for pictures of the page")
     given = parser.parse_args()
     if why := browser.missing():
         raise SystemExit(f"this needs the page and a browser, and {why}.")
-    folder = embedded_server()
-    with tempfile.TemporaryDirectory() as data:
+    folder = embedded_server({each.name: each for each in (DIGITS, CIFAR10)}[given.network])
+    with tempfile.TemporaryDirectory() as data, browser_memory() as memory:
         running = Running(Path(data), folder)
-        sample = next(iter(running.networks["digits"].samples.values()))
+        sample = next(iter(running.networks[given.network].samples.values()))
         visits, asked = [], []
         for number in range(given.visits):
             visits.append(visit(running.url, given.answers, given.pictures if number == 0 else None))
@@ -95,6 +139,7 @@ def main() -> None:
     for what, times in (("page", [took for took, _ in visits]), ("Python", asked)):
         first, later = np.array([t[0] for t in times]), np.array([t[1:] for t in times])
         print(f"{what}: first answer after {np.median(first):.1f} s, the next after {np.median(later):.1f} s")
+    print(f"browser: at most {max(memory) / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -197,5 +197,14 @@ def saved(part: Savable) -> bytes:
         return (Path(folder) / "part").read_bytes()
 
 
+def wait_until(condition: Any) -> Any:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.01)
+    raise AssertionError("it did not come to that")
+
+
 def new_job() -> str:
     return secrets.token_hex(16)

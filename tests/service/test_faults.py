@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from hypothesis.errors import Unsatisfiable
 
 from polynext.memory import status
 from tests.encrypted.conftest import logits
-from tests.service.conftest import PATIENCE, ByHand, Running, Start, new_job
+from tests.service.conftest import PATIENCE, ByHand, Running, Start, new_job, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -30,15 +29,6 @@ pytestmark = pytest.mark.slow
 def children(process: int) -> list[int]:
     tasks = Path(f"/proc/{process}/task")
     return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
-
-
-def wait_until(condition: Any) -> Any:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it did not come to that")
 
 
 def test_twenty_clients_at_once(start: Start, folder: Path, trained: Any, examples: np.ndarray, tmp_path: Path) -> None:
@@ -66,15 +56,19 @@ def test_beyond_the_bound_clients_are_told_when_to_come_back(
     running = start(seal_folder, workers=1, queue=3)
     by_hand = ByHand(running)
     keys, data = by_hand.send_keys(), by_hand.ciphertext(examples[0])
-    answers = [by_hand.ask(new_job(), keys, data) for _ in range(8)]
-    accepted = [answer.json()["id"] for answer in answers if answer.status_code == 202]
-    refused = [answer for answer in answers if answer.status_code == 429]
-    assert len(accepted) + len(refused) == 8 and 3 <= len(accepted) <= 5
-    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-    positions = [by_hand.http.get(f"/v1/jobs/{job}").json()["position"] for job in accepted[-2:]]
-    assert positions[0] is not None and positions[1] == positions[0] + 1
-    by_hand.http.delete(f"/v1/jobs/{accepted[-1]}").raise_for_status()  # cancelled
-    assert {by_hand.ended(job)["state"] for job in accepted[:-1]} == {"done"}
+    answerer = running.service.workers.process.pid
+    os.kill(answerer, signal.SIGSTOP)  # nothing is answered until all have asked
+    first = new_job()
+    assert by_hand.ask(first, keys, data).status_code == 202
+    wait_until(lambda: by_hand.http.get(f"/v1/jobs/{first}").json()["state"] == "running")
+    answers = [by_hand.ask(new_job(), keys, data) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [202] * 3 + [429] * 2
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers[3:])
+    waiting = [answer.json()["id"] for answer in answers[:3]]
+    assert [by_hand.http.get(f"/v1/jobs/{job}").json()["position"] for job in waiting] == [0, 1, 2]
+    by_hand.http.delete(f"/v1/jobs/{waiting[-1]}").raise_for_status()  # cancelled
+    os.kill(answerer, signal.SIGCONT)
+    assert {by_hand.ended(job)["state"] for job in (first, *waiting[:-1])} == {"done"}
 
 
 @pytest.mark.parametrize("victim", ["worker", "answerer"])
@@ -83,15 +77,33 @@ def test_the_jobs_of_the_dead_are_done_again(
 ) -> None:
     running = start(seal_folder, workers=1)
     by_hand = ByHand(running)
-    keys, job = by_hand.send_keys(), new_job()
-    by_hand.ask(job, keys, by_hand.ciphertext(examples[0]))
+    keys, data, jobs = by_hand.send_keys(), by_hand.ciphertext(examples[0]), [new_job() for _ in range(5)]
+    for job in jobs:
+        by_hand.ask(job, keys, data).raise_for_status()
     answerer = running.service.workers.process.pid
-    (worker,) = wait_until(lambda: children(answerer))
-    wait_until(lambda: by_hand.http.get(f"/v1/jobs/{job}").json()["progress"] > 0)
+    worker = wait_until(lambda: stopped_child(answerer))
     os.kill({"worker": worker, "answerer": answerer}[victim], signal.SIGKILL)
-    ended = by_hand.ended(job)
-    assert (ended["state"], ended["attempts"]) == ("done", 2)
+    with suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGCONT)
+    ended = [by_hand.ended(job) for job in jobs]
+    assert {job["state"] for job in ended} == {"done"}
+    assert sorted(job["attempts"] for job in ended) == [1, 1, 1, 1, 2]
     assert "polynext_workers_died_total 1.0" in by_hand.http.get("/metrics").text
+
+
+def stopped_child(process: int) -> int | None:
+    """A child in the middle of its work, which waits there."""
+    for child in children(process):
+        with suppress(ProcessLookupError, FileNotFoundError):
+            os.kill(child, signal.SIGSTOP)
+            if wait_until(lambda child=child: state(child) in "TZX" and state(child)) == "T":
+                return child
+    return None
+
+
+def state(process: int) -> str:
+    """The letter that the system has for it."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_job_that_kills_every_worker_is_given_up(start: Start, seal_folder: Path, examples: np.ndarray) -> None:
@@ -104,7 +116,8 @@ def test_a_job_that_kills_every_worker_is_given_up(start: Start, seal_folder: Pa
     def kill_all() -> None:
         while not stopping.wait(0.01):
             for child in children(running.service.workers.process.pid):
-                os.kill(child, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_all)
     killer.start()
@@ -272,12 +285,8 @@ def test_a_thousand_malformed_requests(running: Running) -> None:
 def test_a_node_that_dies_has_its_jobs_done_elsewhere(seal_folder: Path, trained: Any, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     script = Path(__file__).with_name("ray_nodes.py")
-    result = subprocess.run(
-        [sys.executable, str(script), str(seal_folder), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=3 * PATIENCE,
-    )
+    command = [sys.executable, str(script), str(seal_folder), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE)
     assert result.returncode == 0, result.stderr
     images = np.stack([np.full((1, 4, 4), number / 10) for number in range(3)])
     wanted = logits(trained, images)

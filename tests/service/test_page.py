@@ -4,7 +4,6 @@ import base64
 import io
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from polynext.preprocessing import open_picture
 from polynext.service import app
 from tests.encrypted.conftest import logits as logits_in_the_clear
 from tests.service import browser
-from tests.service.conftest import PATIENCE, Running, Start
+from tests.service.conftest import Running, Start, wait_until
 from tests.service.test_seal import Recorder
 
 # One visit is enough for all of them, so that they run in one process.
@@ -181,12 +180,11 @@ def test_it_fits_a_phone_and_the_night(visit: Visit) -> None:
 @in_browser
 def test_whoever_leaves_is_forgotten(visit: Visit) -> None:
     store = visit.running.service.store
+    visit.page.click("#ask")
+    wait_until(lambda: visit.running.call(store.jobs_in, "running"))
     assert list(store.keys.iterdir())
     visit.page.goto("about:blank")
-    end = time.monotonic() + PATIENCE
-    while list(store.keys.iterdir()) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not list(store.keys.iterdir())
+    wait_until(lambda: not list(store.keys.iterdir()) and not list(store.jobs.iterdir()))
 
 
 def test_without_a_page_everything_else_is_served(

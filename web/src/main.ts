@@ -1,5 +1,5 @@
 /** The page: a picture in, its encrypted journey, the answer out. */
-import { find, make, megabytes } from './dom.ts'
+import { find, make, megabytes, seconds } from './dom.ts'
 import { Input } from './input.ts'
 import { drawBytes } from './noise.ts'
 import type { Offer, Summary } from './offer.ts'
@@ -10,6 +10,8 @@ import { Ledger, showAnswer, showFacts, told, Work } from './view.ts'
 
 /** Keys up to this size are made when the page is opened, larger ones when they are needed. */
 const SMALL_KEYS = 150e6
+/** As they were made by a browser on a server's core: `python -m benchmarks.page`. */
+const KEY_BYTES_PER_SECOND = 15e6
 
 const service = new Service()
 const ledger = new Ledger()
@@ -65,13 +67,13 @@ async function ask(): Promise<void> {
     if (asked) showAnswer(offer, logits)
     else trouble('the picture was changed while it was asked about: its answer is not shown.')
   } catch (error) {
-    if (mine === session) trouble(error)
+    if (mine !== session) return
+    trouble(error)
     serving.tell('Waiting for a question.')
-  } finally {
-    busy = false
-    find('forget').hidden = false
-    update()
   }
+  busy = false
+  find('forget').hidden = false
+  update()
 }
 
 /** Turns to a network, with keys of its own. */
@@ -89,16 +91,26 @@ async function use(summary: Summary): Promise<void> {
   showAnswer(offer, undefined)
   update()
   if (summary.upload_bytes <= SMALL_KEYS) mine.keys().catch((error) => mine === session && trouble(error))
-  else making.tell(`Keys for this network are large, ${megabytes(summary.upload_bytes)}: they are made when you ask.`)
+  else making.tell(price(summary))
 }
 
 function leave(): void {
   session?.end().catch(() => undefined)
   session = undefined
+  busy = false
   ledger.clear('make keys', 'send keys', 'encrypt', 'send', 'compute', 'fetch', 'decrypt')
   find('forget').hidden = true
   noise.parentElement!.classList.remove('filled')
   serving.tell('Waiting for a question.')
+}
+
+/** What the first question will take, for whoever would rather not. */
+function price({ upload_bytes, seconds: computing }: Summary): string {
+  const making = seconds((1000 * upload_bytes) / KEY_BYTES_PER_SECOND)
+  return (
+    `This network needs large keys: ${megabytes(upload_bytes)}. They are made when you first ask, in about ${making}, ` +
+    `and sent once. An answer then takes the server about ${seconds(1000 * computing)}.`
+  )
 }
 
 function lead(offer: Offer): string {

@@ -36,6 +36,13 @@ const PATIENCE = 60_000
 export class Service {
   token = ''
 
+  constructor(private readonly signal?: AbortSignal) {}
+
+  /** The same service, of which nothing more is wanted when the signal comes. */
+  until(signal: AbortSignal): Service {
+    return Object.assign(new Service(signal), { token: this.token })
+  }
+
   about(): Promise<{ token_required: boolean; version: string }> {
     return this.json('GET', 'v1/service')
   }
@@ -52,19 +59,24 @@ export class Service {
     return this.request('GET', `v1/offers/${offer}/samples/${name}`)
   }
 
-  /** Sends what the server lacks of these keys, and returns their name there. */
-  async sendKeys(fingerprint: string, parts: KeyPart[], progress: Progress): Promise<string> {
+  /** Tells of keys that will be sent, and returns their name at the server. */
+  async announceKeys(fingerprint: string, parts: KeyPart[]): Promise<string> {
     const manifest = parts.map(({ name, blob, sha256 }) => ({ name, bytes: blob.size, sha256 }))
     const announcement = new Blob([JSON.stringify({ offer: fingerprint, parts: manifest })])
-    const keys: KeysState = await this.json('POST', 'v1/keys', announcement)
+    const { id }: KeysState = await this.json('POST', 'v1/keys', announcement)
+    return id
+  }
+
+  /** Sends what the server lacks of these keys. */
+  async sendKeys(keys: string, parts: KeyPart[], progress: Progress): Promise<void> {
     const total = parts.reduce((sum, { blob }) => sum + blob.size, 0)
     let sent = 0
     for (const { name, blob } of parts) {
       await this.repeated(async () => {
-        const state: KeysState = await this.json('GET', `v1/keys/${keys.id}`, undefined, false)
+        const state: KeysState = await this.json('GET', `v1/keys/${keys}`, undefined, false)
         const { received, complete } = state.parts.find((part) => part.name === name)!
         if (complete) return
-        const path = `v1/keys/${keys.id}/parts/${name}?offset=${received}`
+        const path = `v1/keys/${keys}/parts/${name}?offset=${received}`
         await this.once('PUT', path, blob.slice(received), (share) =>
           progress((sent + received + share * (blob.size - received)) / total),
         )
@@ -72,12 +84,11 @@ export class Service {
       sent += blob.size
       progress(sent / total)
     }
-    return keys.id
   }
 
-  /** Also while the page is being left. */
-  async forgetKeys(keys: string): Promise<void> {
-    await fetch(`v1/keys/${keys}`, { method: 'DELETE', headers: this.headers(), keepalive: true })
+  /** Has `keys/NAME` or `jobs/NAME` forgotten, also while the page is being left. */
+  async forget(what: string): Promise<void> {
+    await fetch(`v1/${what}`, { method: 'DELETE', headers: this.headers(), keepalive: true })
   }
 
   /** Asks under a name that was chosen here. */
@@ -87,10 +98,12 @@ export class Service {
 
   /** Tells how a job stands, at every change, until it is done. */
   async follow(job: string, tell: (state: Job) => void): Promise<Job> {
-    return this.repeated(async () => {
-      const response = await fetch(`v1/jobs/${job}/events`, { headers: this.headers() }).catch(() => Promise.reject(CUT))
+    return this.repeated(async (alive) => {
+      const options = { headers: this.headers(), signal: this.signal ?? null }
+      const response = await fetch(`v1/jobs/${job}/events`, options).catch(() => Promise.reject(CUT))
       if (!response.ok) throw await refusalIn(response.status, response.headers, await response.text())
       for await (const state of events<Job>(response.body!)) {
+        alive()
         tell(state)
         if (state.state === 'done') return state
         if (state.state !== 'queued' && state.state !== 'running')
@@ -103,10 +116,6 @@ export class Service {
   async answer(job: string): Promise<Uint8Array> {
     const answer = await this.request('GET', `v1/jobs/${job}/answer`)
     return new Uint8Array(await answer.arrayBuffer())
-  }
-
-  forgetJob(job: string): Promise<Blob> {
-    return this.request('DELETE', `v1/jobs/${job}`)
   }
 
   private headers(): Record<string, string> {
@@ -129,7 +138,8 @@ export class Service {
       request.open(method, path)
       request.responseType = 'blob'
       for (const [name, value] of Object.entries(this.headers())) request.setRequestHeader(name, value)
-      request.onerror = () => reject(CUT)
+      request.onerror = request.onabort = () => reject(CUT)
+      this.signal?.addEventListener('abort', () => request.abort())
       request.onload = async () => {
         const answer: Blob = request.response
         if (request.status < 400) return resolve(answer)
@@ -141,13 +151,15 @@ export class Service {
     })
   }
 
-  /** Tries until it works, is refused for good, or patience ends. */
-  private async repeated<Result>(attempt: () => Promise<Result>): Promise<Result> {
-    const end = performance.now() + PATIENCE
-    for (let pause = 300; ; pause = Math.min(2 * pause, 8000)) {
+  /** Tries until it works, is refused for good, or patience ends, which every sign of being alive renews. */
+  private async repeated<Result>(attempt: (alive: () => void) => Promise<Result>): Promise<Result> {
+    let [end, pause] = [0, 0]
+    const alive = () => ([end, pause] = [performance.now() + PATIENCE, 300])
+    for (alive(); ; pause = Math.min(2 * pause, 8000)) {
       try {
-        return await attempt()
+        return await attempt(alive)
       } catch (error) {
+        this.signal?.throwIfAborted()
         const passes = error instanceof Refusal && (error.retryAfter !== null || [0, 502, 503, 504].includes(error.status))
         if (!passes || error.code === 'too_many_keys') throw error
         const wait = error.retryAfter === null ? pause : 1000 * error.retryAfter

@@ -20,14 +20,20 @@ export interface Listener {
 
 export class Session {
   private readonly vault = new Vault()
+  private readonly service: Service
+  private readonly ending = new AbortController()
   private made: Promise<KeyPart[]> | undefined
+  private announced: string | undefined
   private sent: string | undefined
+  private job: string | undefined
 
   constructor(
     readonly offer: Offer,
-    private readonly service: Service,
+    service: Service,
     private readonly listener: Listener,
-  ) {}
+  ) {
+    this.service = service.until(this.ending.signal)
+  }
 
   /** The evaluation keys, made once. */
   keys(): Promise<KeyPart[]> {
@@ -43,6 +49,7 @@ export class Session {
     this.did('encrypt', started, ciphertext.length)
     this.listener.encrypted(ciphertext)
     const job = Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, '0')).join('')
+    this.job = job
     await this.request(job, keys, new Blob([ciphertext]))
     const ended = await this.service.follow(job, (state) => this.listener.serving(state))
     const computed = 1000 * ((ended.finished ?? 0) - (ended.started ?? 0))
@@ -51,14 +58,17 @@ export class Session {
     const answer = await this.service.answer(job)
     this.did('fetch', fetched, answer.length)
     const logits = await this.decrypt(answer)
-    void this.service.forgetJob(job).catch(() => undefined)
+    this.job = undefined
+    void this.service.forget(`jobs/${job}`).catch(() => undefined)
     return logits
   }
 
-  /** Throws the keys away, here and at the server. */
+  /** Stops whatever is under way, and throws the keys away, here and at the server. */
   async end(): Promise<void> {
     this.vault.close()
-    if (this.sent) await this.service.forgetKeys(this.sent)
+    this.ending.abort(new Error('the keys were thrown away.'))
+    if (this.job) void this.service.forget(`jobs/${this.job}`).catch(() => undefined)
+    if (this.announced) await this.service.forget(`keys/${this.announced}`)
   }
 
   private async makeKeys(): Promise<KeyPart[]> {
@@ -97,11 +107,10 @@ export class Session {
     const started = performance.now()
     const bytes = sizeOf(keys)
     this.listener.sendingKeys(0, bytes)
-    const id = await this.service.sendKeys(this.offer.fingerprint, keys, (share) =>
-      this.listener.sendingKeys(share, bytes),
-    )
+    this.announced = await this.service.announceKeys(this.offer.fingerprint, keys)
+    await this.service.sendKeys(this.announced, keys, (share) => this.listener.sendingKeys(share, bytes))
     this.did('send keys', started, bytes)
-    return id
+    return this.announced
   }
 
   private async decrypt(answer: Uint8Array): Promise<number[]> {
