@@ -32,7 +32,7 @@ from polynext.circuit.maps import (
     is_identity,
     pieces,
 )
-from polynext.circuit.structure import Kronecker, is_diagonal, kronecker, positions_of
+from polynext.circuit.structure import Kronecker, is_diagonal, kronecker, mean_condition, positions_of
 
 
 @dataclass(frozen=True)
@@ -197,26 +197,27 @@ def unbuild_sums(circuit: Circuit) -> Circuit:
     return Circuit(circuit.input, flat(circuit.output))
 
 
-# Beyond this a change of basis would lose all digits. Below, most of it is the norm that is part of a map, by which
-# those who take the value back multiply again; what remains, the predicted precision tells.
-WORST_CONDITION = 1e4
+# Beyond this a change of basis would lose more digits than it saves time.
+WORST_CONDITION = 20.0
 LARGEST_INVERSE = 2048
 
 
-def inverse(mapping: LinearMap) -> LinearMap | None:
-    """The inverse of a square, well-conditioned map; None if it is not."""
+def inverse(mapping: LinearMap) -> tuple[LinearMap, float] | None:
+    """The inverse of a square, well-conditioned map, with its mean condition; None if it is not."""
     if isinstance(mapping, Kronecker):
         found = mapping.inverse()
-        return found[0] if found and found[1] <= WORST_CONDITION else None
+        return found if found and found[1] <= WORST_CONDITION else None
     if mapping.n_in != mapping.n_out or mapping.n_in > LARGEST_INVERSE:
         return None
     dense = mapping.matrix().toarray()
-    values = np.linalg.svd(dense, compute_uv=False)
-    if values[-1] <= 0 or values[0] / values[-1] > WORST_CONDITION:
+    try:
+        inverted = np.linalg.inv(dense)
+    except np.linalg.LinAlgError:
         return None
-    inverted = np.linalg.inv(dense)
+    if (condition := mean_condition(dense, inverted)) > WORST_CONDITION:
+        return None
     inverted[np.abs(inverted) < 1e-12 * np.abs(inverted).max()] = 0  # rounding where the exact inverse is zero
-    return Matrix(sp.csr_array(inverted))
+    return Matrix(sp.csr_array(inverted)), condition
 
 
 def rebase(circuit: Circuit, *values: Linear, kept: Collection[Node] = ()) -> Circuit | None:
@@ -235,9 +236,10 @@ def rebase(circuit: Circuit, *values: Linear, kept: Collection[Node] = ()) -> Ci
     for node in order:
         if isinstance(node, Linear) and node in backwards:
             became[node] = replace(renewed(node, became), kept=True)
-            back = backwards[node]
-            if back is None:
+            found = backwards[node]
+            if found is None:
                 return None
+            back, _ = found
             bias = None if node.bias is None else -back(node.bias[None])[0]
             instead[node.source] = Linear(shape=node.source.shape, map=back, source=became[node], bias=bias)
         else:

@@ -136,15 +136,14 @@ def settle(rotations: dict[int, Ciphertext], factor: int, evaluator: Evaluator) 
     level, scale = rotations[0].level, rotations[0].scale
     once = evaluator.encode(np.ones(evaluator.parameters.slots), level, float(factor))
     for baby, value in rotations.items():
-        larger = evaluator.accumulate(None, value, once)
-        rotations[baby] = evaluator.rescale(larger, scale * factor / evaluator.parameters.prime(level))
+        rotations[baby] = evaluator.settle(value, once, scale * factor / evaluator.parameters.prime(level))
 
 
 def joined(real: Ciphertext, factor: int, imaginary: Ciphertext, evaluator: Evaluator) -> Ciphertext:
     """Two values in one ciphertext, at the level and scale of the second."""
     if factor:
         once = evaluator.encode(np.ones(evaluator.parameters.slots), real.level, float(factor))
-        real = evaluator.rescale(evaluator.accumulate(None, real, once), imaginary.scale)
+        real = evaluator.settle(real, once, imaginary.scale)
     return evaluator.add(evaluator.drop(real, imaginary.level), imaginary)
 
 
@@ -159,8 +158,11 @@ def evaluate_form(
     """
     parts: dict[int, Ciphertext] = {}
     for giant, towards, by in [*reversed(form.giants), (0, None, 0)]:
+        total: Ciphertext | None = None
         for source, baby, plain in form.diagonals(giant):
-            parts[giant] = evaluator.accumulate(parts.get(giant), held[source][baby], plain)
+            total = evaluator.accumulate(total, held[source][baby], plain)
+        if total is not None:
+            parts[giant] = evaluator.add(total, parts[giant]) if giant in parts else total
         if towards is not None and giant in parts:
             part = evaluator.rotate(parts.pop(giant), by)
             parts[towards] = evaluator.add(parts[towards], part) if towards in parts else part

@@ -1,9 +1,10 @@
 """Decides how a circuit is to be run encrypted, and tells the bill before any key is made."""
 
+import copy
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from polynext.encrypted.parameters import Parameters
 from polynext.encrypted.precision import predict
 from polynext.encrypted.program import Program, build_program, choose_giant_steps
 from polynext.encrypted.rotations import choose_rotations
+from polynext.encrypted.sharing import Shared
 from polynext.encrypted.tally import Tally
 from polynext.errors import PolyNeXtError
 
@@ -101,6 +103,7 @@ class Bill:
     plaintext_bytes: int
     ciphertext_bytes: int
     seconds: float
+    seconds_on_two_cores: float = math.nan
     largest_logit: float = math.nan
     error: float = math.nan
     flips: float = math.nan
@@ -161,11 +164,10 @@ def make_plan(
         cost = (costs or chosen.costs)(ring_degree)
         for lazy in (True, False):
             search = Search(ring_degree, examples, logits, images, limits, chosen, cost, lazy)
-            try:
-                best = search.best(choices, best)
-                break  # without lazy values there are more primes
-            except DoesNotFitError as error:
-                reason = f"at ring degree {ring_degree} {error}"
+            best, failure = search.best(choices, best)
+            if best is not None and not isinstance(failure, TooImpreciseError):
+                break  # without lazy values there are more primes, and longer scales
+            reason = f"at ring degree {ring_degree} {failure}"
         if best is not None and longest * images <= ring_degree // 2:
             break  # in a larger ring each operation takes longer, and there are as many if nothing had to be cut
         reasons.append(reason)
@@ -187,12 +189,15 @@ class Draft:
     periods: tuple[int, ...]  # of the layouts of its values, but for the result's
 
 
+Kept = frozenset[tuple[Node, str]]  # values that are computed for their own sake, and why
+
+
 @dataclass(frozen=True)
 class Found:
     """A plan, and the values it keeps."""
 
     plan: Plan
-    kept: frozenset[Node]
+    kept: Kept
 
 
 class Choices:
@@ -200,14 +205,23 @@ class Choices:
 
     def __init__(self, merged: Circuit):
         self.merged = merged
-        self.why = worth_keeping(merged)
-        self.unbuilt: dict[frozenset[Node], Circuit | None] = {}
+        self.reasons = worth_keeping(merged)
+        self.unbuilt: dict[Kept, Circuit | None] = {}
 
-    def circuit(self, kept: frozenset[Node]) -> Circuit:
+    @property
+    def skewed(self) -> bool:
+        return any(SKEWED in reasons for reasons in self.reasons.values())
+
+    def without_skewed(self) -> "Choices":
+        less = copy.copy(self)
+        less.reasons = {node: tuple(r for r in reasons if r != SKEWED) for node, reasons in self.reasons.items()}
+        return less
+
+    def circuit(self, kept: Kept) -> Circuit:
         """The circuit with these values kept and all other sums unbuilt."""
         if kept not in self.unbuilt:
             try:
-                self.unbuilt[kept] = unbuild_sums(with_kept(self.merged, kept, self.why))
+                self.unbuilt[kept] = unbuild_sums(with_kept(self.merged, kept))
             except TooWideError:
                 self.unbuilt[kept] = None
         circuit = self.unbuilt[kept]
@@ -215,12 +229,22 @@ class Choices:
             raise DoesNotFitError("its maps grow too wide")
         return circuit
 
-    def by_kind(self) -> Iterator[frozenset[Node]]:
-        """All values of some kinds, the most kinds first."""
-        kinds = sorted(set(self.why.values()))
-        for count in reversed(range(len(kinds) + 1)):
-            for chosen in itertools.combinations(kinds, count):
-                yield frozenset(node for node, kind in self.why.items() if kind in chosen)
+    def by_reason(self) -> Iterator[Kept]:
+        """All values that there are some reasons for, the most reasons first; any basis is one reason."""
+        known = [{BASIS, SKEWED}, {POSITIONS}, {SHARED}]
+        for count in reversed(range(len(known) + 1)):
+            for groups in itertools.combinations(known, count):
+                chosen = set().union(*groups)
+                allowed = {node: [r for r in reasons if r in chosen] for node, reasons in self.reasons.items()}
+                yield frozenset((node, reasons[0]) for node, reasons in allowed.items() if reasons)
+
+    def near(self, kept: Kept) -> Iterator[Kept]:
+        """One value more, one less, or one for another reason."""
+        for node, reasons in self.reasons.items():
+            others = frozenset(each for each in kept if each[0] is not node)
+            for changed in (others, *(others | {(node, reason)} for reason in reasons)):
+                if changed != kept:
+                    yield changed
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,38 +264,46 @@ class Search:
     def largest_logit(self) -> float:
         return float(np.abs(self.logits).max())
 
-    def best(self, choices: Choices, other: Found | None) -> Found:
-        """The fastest plan, or another one that is faster.
+    def best(self, choices: Choices, other: Found | None) -> tuple[Found | None, DoesNotFitError | None]:
+        """The fastest plan, or another one that is faster; and why it could not be a faster one."""
+        if other is not None and other.plan.parameters.ring_degree != self.ring_degree:
+            again = self.draft(choices, other.kept)
+            if isinstance(again, DoesNotFitError) or again.seconds >= other.plan.bill.seconds:
+                return other, None
+        found, reason = self.finished(self.drafts(choices), other)
+        if isinstance(reason, TooImpreciseError) and choices.skewed:
+            found, _ = self.finished(self.drafts(choices.without_skewed()), found)
+        return found, reason
 
-        First all values of some kinds are kept; from the best of these on greedily one more or one less, as long as
-        that saves time and patience lasts. The fastest drafts that promise to be precise enough become whole plans.
-        """
-        drafts: dict[frozenset[Node], Draft | DoesNotFitError] = {}
+    def drafts(self, choices: Choices) -> dict[Kept, Draft | DoesNotFitError]:
+        """The fastest first. All values that there are some reasons for are kept; from the best of these on greedily
+        one more or one less, as long as that saves time and patience lasts."""
+        made: dict[Kept, Draft | DoesNotFitError] = {}
 
-        def seconds(kept: frozenset[Node]) -> float:
-            draft = drafts[kept]
+        def seconds(kept: Kept) -> float:
+            draft = made[kept]
             return draft.seconds if isinstance(draft, Draft) else math.inf
 
-        if other is not None:
-            drafts[other.kept] = self.draft(choices, other.kept)
-            if seconds(other.kept) >= other.plan.bill.seconds:
-                return other
-        for kept in choices.by_kind():
-            drafts[kept] = self.draft(choices, kept)
-        first = min(drafts, key=seconds)
-        while len(drafts) < PATIENCE and seconds(first) < math.inf:
-            for kept in [first ^ {node} for node in choices.why][: PATIENCE - len(drafts)]:
-                if kept not in drafts:
-                    drafts[kept] = self.draft(choices, kept)
-            better = min(drafts, key=seconds)
+        for kept in dict.fromkeys(choices.by_reason()):
+            made[kept] = self.draft(choices, kept)
+        first = min(made, key=seconds)
+        while len(made) < PATIENCE and seconds(first) < math.inf:
+            untried = (kept for kept in choices.near(first) if kept not in made)
+            for kept in itertools.islice(untried, PATIENCE - len(made)):
+                made[kept] = self.draft(choices, kept)
+            better = min(made, key=seconds)
             if seconds(better) == seconds(first):
                 break
             first = better
-        return self.finished({kept: drafts[kept] for kept in sorted(drafts, key=seconds)}, other)
+        return {kept: made[kept] for kept in sorted(made, key=seconds)}
 
-    def finished(self, drafts: dict[frozenset[Node], Draft | DoesNotFitError], best: Found | None) -> Found:
-        """The fastest whole plan of these drafts, fastest first, or another one that is faster."""
-        reason, excess, made = None, 0.0, 0
+    def finished(
+        self, drafts: dict[Kept, Draft | DoesNotFitError], best: Found | None
+    ) -> tuple[Found | None, DoesNotFitError | None]:
+        """The fastest whole plan of these drafts, or another one that is faster; and why the first draft that failed
+        did. Only drafts that promise to be precise enough become whole plans."""
+        reason: DoesNotFitError | None = None
+        excess, made = 0.0, 0
         for kept, draft in drafts.items():
             if isinstance(draft, DoesNotFitError):
                 reason = reason or draft
@@ -291,12 +323,9 @@ class Search:
                 excess = error.excess / coarseness(draft.parameters)
             except DoesNotFitError as error:
                 reason = reason or error
-        if best is None:
-            assert reason is not None
-            raise reason
-        return best
+        return best, reason
 
-    def draft(self, choices: Choices, kept: frozenset[Node]) -> Draft | DoesNotFitError:
+    def draft(self, choices: Choices, kept: Kept) -> Draft | DoesNotFitError:
         """A plan without its scales, and with more keys than there may be."""
         try:
             unbuilt = choices.circuit(kept)
@@ -372,42 +401,52 @@ class Search:
             if not value <= allowed:
                 sentence = f"its {what.format(f'{value:.1g}')} where {allowed:g} is allowed"
                 raise TooImpreciseError(sentence, found.error / self.limits.error)
-        bill = replace(plan.bill, largest_logit=self.largest_logit, error=found.error, flips=found.flips)
+        tally = Tally(plan.parameters, plan.program.rotations)
+        shared = Shared(plan.program, encode_program(plan.program, tally), tally, self.costs, processes=2)
+        bill = replace(
+            plan.bill,
+            seconds_on_two_cores=round(shared.best().seconds, 3),
+            largest_logit=self.largest_logit,
+            error=found.error,
+            flips=found.flips,
+        )
         return replace(plan, bill=bill)
 
 
-# Why a value may be worth computing for its own sake: as a well-conditioned map of a sum it can stand for the sum, it
-# mixes positions before channels are mixed, or several products need it.
-BASIS, POSITIONS, SHARED = "basis", "positions", "shared"
+# Why a value may be worth computing for its own sake: as a well-conditioned map of a sum it can stand for the sum, and
+# as a less well-conditioned one it can, if noise is small; it mixes positions before channels are mixed; or several
+# products need it.
+BASIS, SKEWED, POSITIONS, SHARED = "basis", "skewed", "positions", "shared"
+SKEWED_CONDITION = 4.0
 
 
-def worth_keeping(merged: Circuit) -> dict[Node, str]:
-    """Values that may be worth computing for their own sake, and why."""
+def worth_keeping(merged: Circuit) -> dict[Node, tuple[str, ...]]:
+    """Values that may be worth computing for their own sake, and why, the best reason first."""
     users = merged.users()
     served: dict[Node, set[Node]] = {merged.output: {merged.output}}  # the products that take a value, through maps
     for node in reversed(merged.order):
         for user in users[node]:
             served.setdefault(node, set()).update({user} if isinstance(user, Product) else served[user])
-    found: dict[Node, str] = {}
+    found: dict[Node, tuple[str, ...]] = {}
     for node in merged.order:
         if isinstance(node, Input | Product) or node is merged.output:
             continue
-        shared = len(users[node]) > 1
+        several = len(users[node]) > 1
+        shared = (SHARED,) if several and len(served[node]) > 1 else ()
         match node:
             case Linear(source=Product(), map=m) if mixes_positions_only(m):
-                found[node] = POSITIONS
-            case Linear(source=Sum(), map=m) if shared and inverse(m) is not None:
-                found[node] = BASIS
-            case _ if shared and len(served[node]) > 1:
-                found[node] = SHARED
+                found[node] = (POSITIONS,)
+            case Linear(source=Sum(), map=m) if several and (back := inverse(m)):
+                found[node] = (BASIS,) if back[1] <= SKEWED_CONDITION else (SKEWED, *shared)
+            case _ if shared:
+                found[node] = shared
     return found
 
 
-def with_kept(merged: Circuit, values: Collection[Node], why: dict[Node, str]) -> Circuit:
+def with_kept(merged: Circuit, kept: Kept) -> Circuit:
     """The circuit with these values kept; a sum that one of them can stand for is not."""
-    bases = [node for node in values if why[node] == BASIS and isinstance(node, Linear)]
-    kept = set(values) - {base.source for base in bases}
-    rebased = rebase(merged, *bases, kept=kept)
+    bases = [node for node, reason in kept if reason in (BASIS, SKEWED) and isinstance(node, Linear)]
+    rebased = rebase(merged, *bases, kept={node for node, _ in kept} - {base.source for base in bases})
     assert rebased is not None
     return rebased
 

@@ -23,8 +23,8 @@ from polynext.encrypted.tally import Constants, Slots
 
 ERROR = 3.2  # the standard deviation of the scheme's error
 
-# So many images are simulated.
-SIMULATED = 32
+# So many images are simulated, in at most so many ciphertexts at a time, for the memory that they take.
+SIMULATED, AT_A_TIME = 32, 16
 # In deviations of its noise, how far off a logit may be said to be: one in 16,000 is further.
 TAIL = 4
 
@@ -100,8 +100,12 @@ def predict(program: Program, parameters: Parameters, examples: Array, wanted: A
     chosen = np.arange(-(-SIMULATED // layout.images) * layout.images).reshape(-1, layout.images) % len(examples)
     packed = np.stack([layout.pack(examples[each].reshape(layout.images, -1)) for each in chosen])
     encoded = encode_program(program, evaluator, hold=False)
-    results = execute(program, encoded, evaluator, evaluator.fresh(packed)).values
-    off = np.stack([program.layouts[-1].unpack(result) for result in results]).real - wanted[chosen]
+    results = [
+        program.layouts[-1].unpack(result)
+        for start in range(0, len(packed), AT_A_TIME)
+        for result in execute(program, encoded, evaluator, evaluator.fresh(packed[start : start + AT_A_TIME])).values
+    ]
+    off = np.stack(results).real - wanted[chosen]
     deviations = np.sqrt((off**2).mean(axis=-1))  # of each image
     error = float(TAIL * deviations.max() / np.abs(wanted).max())
     return Precision(error, flipped(wanted, float(off.std())))

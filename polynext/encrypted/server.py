@@ -22,6 +22,7 @@ from polynext.encrypted.offer import Offer
 from polynext.encrypted.planner import Plan
 from polynext.encrypted.program import Program
 from polynext.encrypted.program_file import load_program, save_program
+from polynext.encrypted.sharing import Shared
 from polynext.errors import PolyNeXtError
 from polynext.memory import peak_memory
 
@@ -78,9 +79,13 @@ class Server:
             loaded = ring.load_evaluation_keys(parts["relinearisation"], rotations)
         return cls(program, offer, loaded, ring, header["key"])
 
-    def answer(self, ciphertext: Ciphertext) -> Ciphertext:
-        """The encrypted logits of an encrypted image, or of as many images as it holds."""
-        return execute(self.program, self.encoded, self.evaluator, ciphertext)
+    def answer(self, ciphertext: Ciphertext, processes: int = 1) -> Ciphertext:
+        """The encrypted logits of an encrypted image, or of as many images as it holds, by several processes."""
+        if processes <= 1:
+            return execute(self.program, self.encoded, self.evaluator, ciphertext)
+        costs = get_backend(self.offer.backend).costs(self.offer.parameters.ring_degree)
+        shared = Shared(self.program, self.encoded, self.evaluator, costs, processes)
+        return shared.best().run(ciphertext, self.ring)
 
     def answer_request(self, request: Path, path: Path, processes: int = 1) -> None:
         """Answers all ciphertexts of a request file into an answer file, several at a time if asked."""
@@ -89,20 +94,22 @@ class Server:
         count = self.offer.ciphertexts(header["images"])
         with unpacked(request, numbered("image", count)) as parts, folder_beside(path) as folder:
             targets = [Path(folder) / name for name in numbered("result", count)]
-            self.work(list(zip(parts.values(), targets, strict=True)), min(processes, count))
+            self.work(list(zip(parts.values(), targets, strict=True)), processes)
             answered = header_for(self.offer, self.key, images=header["images"])
             write_parts(path, "answer", answered, {target.name: target for target in targets})
 
     def work(self, tasks: list[tuple[Path, Path]], processes: int) -> None:
-        """A library may hold Python's lock: a second core takes a second process, a fork with the same keys."""
-        if processes <= 1:
+        """A library may hold Python's lock: a second core takes a second process, a fork with the same keys. Several
+        ciphertexts are worked on at a time; where there are more processes than ciphertexts, they share one."""
+        apart = min(processes, len(tasks))
+        if apart <= 1:
             for source, target in tasks:
-                self.answer_file(source, target)
+                self.answer_file(source, target, processes)
             return
         context = multiprocessing.get_context("fork")
         errors = context.SimpleQueue()
-        shares = [tasks[i::processes] for i in range(processes)]
-        workers = [context.Process(target=self.work_apart, args=(share, errors)) for share in shares]
+        shares = [(tasks[i::apart], len(range(i, processes, apart))) for i in range(apart)]
+        workers = [context.Process(target=self.work_apart, args=(*share, errors)) for share in shares]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -112,17 +119,18 @@ class Server:
         if any(worker.exitcode for worker in workers):
             raise PolyNeXtError("a worker process died: give fewer --processes, or more memory.")
 
-    def work_apart(self, tasks: list[tuple[Path, Path]], errors: "SimpleQueue[str]") -> None:
-        """What one of several processes does."""
+    def work_apart(self, tasks: list[tuple[Path, Path]], processes: int, errors: "SimpleQueue[str]") -> None:
+        """What one of several processes does, and those that it shares its ciphertexts with."""
         try:
-            self.work(tasks, 1)
+            for source, target in tasks:
+                self.answer_file(source, target, processes)
         except PolyNeXtError as error:
             errors.put(str(error))
 
-    def answer_file(self, source: Path, target: Path) -> None:
+    def answer_file(self, source: Path, target: Path, processes: int) -> None:
         image = self.ring.load_ciphertext(source, 0, self.ring.parameters.input_scale)
         try:
-            result = self.answer(image)
+            result = self.answer(image, processes)
         except (RuntimeError, ValueError) as error:
             raise PolyNeXtError(
                 f"{source.name} cannot be computed with ({error}): encrypt the images again, with keys of one keygen."

@@ -15,6 +15,7 @@ from polynext.encrypted.backends.clear import ClearEvaluator
 from polynext.encrypted.backends.protocol import Evaluator, SecretKey
 from polynext.encrypted.execution import encode_program, execute
 from polynext.encrypted.parameters import Parameters
+from polynext.encrypted.planner import Bill
 from polynext.encrypted.program import Program
 from polynext.preprocessing import Preprocessing
 from tests.test_circuit import small_network
@@ -65,6 +66,11 @@ def folders(plan: Plan, offer: Offer, tmp_path_factory: pytest.TempPathFactory) 
 def logits(model: Any, images: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         return model.double()(torch.from_numpy(images)).numpy()
+
+
+def promised(bill: Bill) -> float:
+    """How far logits may be off: what the plan says, and a margin for the odd key."""
+    return 1.5 * bill.error * bill.largest_logit
 
 
 def run_clear(program: Program, parameters: Parameters, images: np.ndarray) -> tuple[np.ndarray, ClearEvaluator]:

@@ -145,7 +145,7 @@ def test_products_of_products_come_back_to_the_scale() -> None:
 def test_two_values_in_one_ciphertext_are_what_they_were_apart(lazy: bool) -> None:
     """Whether weights are held or encoded when they are needed, and also after a file."""
     choices = Choices(merge_linear_maps(factor_sums(structured(lower(small_network(stacks=2))))))
-    circuit = structured(choices.circuit(next(choices.by_kind())))
+    circuit = structured(choices.circuit(next(choices.by_reason())))
     images = np.random.default_rng(0).normal(size=(2, 1, 4, 4))
     parameters = choose_parameters(stages_of(circuit, lazy), 2**15, 8.0, STANDARD_SECURITY)
     program = build_program(circuit, parameters.slots, images=2, lazy=lazy)

@@ -210,6 +210,10 @@ class Evaluator(ABC):
     def rescale(self, value: Ciphertext, scale: float) -> Ciphertext:
         """Divides by the level's prime, which brings the scale to about `scale`, and drops it."""
 
+    def settle(self, value: Ciphertext, once: Plaintext, scale: float) -> Ciphertext:
+        """The value at another scale, and without its level's prime; `once` is 1 at the scale that does it."""
+        return self.rescale(self.accumulate(None, value, once), scale)
+
     @abstractmethod
     def drop(self, value: Ciphertext, level: int) -> Ciphertext:
         """The value with its primes dropped down to a level."""

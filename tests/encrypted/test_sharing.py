@@ -1,0 +1,104 @@
+"""One ciphertext on several cores: the answer is the one of a single core, whatever the others do."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polynext.encrypted import Client, Plan, Server
+from polynext.encrypted.backends.protocol import Costs
+from polynext.encrypted.backends.seal import SealEvaluator
+from polynext.encrypted.client import EVALUATION
+from polynext.encrypted.execution import encode_program
+from polynext.encrypted.sharing import Shared
+from polynext.encrypted.tally import Tally
+from polynext.errors import PolyNeXtError
+
+on_seal = pytest.mark.parametrize("backend", ["seal"], indirect=True)
+
+
+@pytest.fixture
+def server(folders: Path) -> Server:
+    return Server.load(folders / "server", folders / "client" / EVALUATION)
+
+
+@pytest.fixture
+def client(folders: Path) -> Client:
+    return Client.load(folders / "client")
+
+
+@on_seal
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("held", [True, False])
+def test_the_answer_is_that_of_one_core(
+    server: Server, client: Client, examples: np.ndarray, processes: int, held: bool
+) -> None:
+    (image,) = client.encrypt(examples[: client.offer.images])
+    wanted = client.secret.decrypt(server.answer(image))
+    if not held:
+        for step in server.program.steps:
+            step.held = False
+        server = Server(server.program, server.offer, server.evaluator.keys, server.ring)
+    result = server.answer(image, processes)
+    np.testing.assert_array_equal(client.secret.decrypt(result), wanted)
+
+
+def shared(plan: Plan, seconds: dict[str, float], processes: int) -> Shared:
+    costs = Costs(plan.parameters.ring_degree, {name: (0.0, each) for name, each in seconds.items()})
+    tally = Tally(plan.parameters, plan.program.rotations)
+    return Shared(plan.program, encode_program(plan.program, tally), tally, costs, processes)
+
+
+def test_two_cores_are_faster_where_rotations_are_what_takes_long(plan: Plan) -> None:
+    seconds = dict.fromkeys(("multiply_plain", "add", "rescale", "drop", "encode"), 1e-4)
+    dear, cheap = ({"rotate": each, "multiply": each, **seconds} for each in (0.1, 1e-4))
+    assert shared(plan, dear, 1).seconds / 2 < shared(plan, dear, 2).seconds < 0.9 * shared(plan, dear, 1).seconds
+    assert shared(plan, dear, 2).best().processes == 2
+    assert shared(plan, cheap, 2).best().processes == 1  # to hand ciphertexts on would take longer
+
+
+@on_seal
+def test_a_process_that_dies_is_told(
+    server: Server, client: Client, examples: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, rotate = os.getpid(), SealEvaluator.rotate
+
+    def rotate_and_die(self: SealEvaluator, value: Any, steps: int) -> Any:
+        if os.getpid() != mine:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rotate(self, value, steps)
+
+    monkeypatch.setattr(SealEvaluator, "rotate", rotate_and_die)
+    (image,) = client.encrypt(examples[: client.offer.images])
+    with pytest.raises(PolyNeXtError, match="a worker process died: give fewer --processes"):
+        server.answer(image, 2)
+
+
+@on_seal
+def test_what_one_process_cannot_compute_is_told(
+    server: Server, client: Client, examples: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, rotate = os.getpid(), SealEvaluator.rotate
+
+    def rotate_or_refuse(self: SealEvaluator, value: Any, steps: int) -> Any:
+        if os.getpid() != mine:
+            raise ValueError("encrypted is not valid for encryption parameters")
+        return rotate(self, value, steps)
+
+    monkeypatch.setattr(SealEvaluator, "rotate", rotate_or_refuse)
+    (image,) = client.encrypt(examples[: client.offer.images])
+    with pytest.raises(ValueError, match="not valid for encryption parameters"):
+        server.answer(image, 2)
+
+
+@on_seal
+def test_forks_end_with_the_answer(server: Server, client: Client, examples: np.ndarray) -> None:
+    (image,) = client.encrypt(examples[: client.offer.images])
+    server.answer(image, 3)
+    time.sleep(0.1)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
