@@ -5,8 +5,8 @@
 
 The server answers one ciphertext after the other, in a process of its own on one core, or in several at a time. Keys,
 requests and answers stay in `--out`: what was answered is not answered again, so that a run that was cut off goes on.
-Seconds are the server's own, whatever else the machine does. Images that the client refuses, because their logits are out
-of range, are told apart.
+Seconds are the server's own, whatever else the machine does. Images that the client refuses, because their logits are
+out of range, are told apart.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from polynext.extras import require
 require("encrypted", "scipy")
 
 from polynext.encrypted.backends import get_backend
-from polynext.encrypted.client import Client
+from polynext.encrypted.client import Client, OutOfRangeError
 from polynext.encrypted.offer import Offer
 from polynext.encrypted.planner import Limits, Plan, make_plan
 from polynext.encrypted.prepare import plan_run, prepare
@@ -25,6 +25,7 @@ __all__ = [
     "Client",
     "Limits",
     "Offer",
+    "OutOfRangeError",
     "Plan",
     "RemoteClient",
     "Server",
