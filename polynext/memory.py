@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
@@ -15,12 +16,22 @@ def keep_freed_memory() -> bool:
     zeroed anew, which slows CPU inference. The command line does this at its start; a library has no business to,
     so call it yourself. Returns whether it worked: on Linux with glibc only.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return mallopt(TRIM_THRESHOLD, 2**31 - 1) == 1 and mallopt(MMAP_THRESHOLD, 2**30) == 1
+    mallopt = of_glibc("mallopt")
+    return bool(mallopt and mallopt(TRIM_THRESHOLD, 2**31 - 1) == 1 and mallopt(MMAP_THRESHOLD, 2**30) == 1)
+
+
+def return_freed_memory() -> None:
+    """Returns freed memory to the system after all, where it can.
+
+    To be done before a process forks or makes room for another: what was free would otherwise be held by both.
+    """
+    if malloc_trim := of_glibc("malloc_trim"):
+        malloc_trim(0)
+
+
+def of_glibc(function: str) -> Any:
+    """A function of the C library; None on a system with another one."""
+    return getattr(ctypes.CDLL(None), function, None) if sys.platform.startswith("linux") else None
 
 
 def peak_memory() -> int:

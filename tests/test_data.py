@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 import tarfile
 from dataclasses import replace
 
@@ -23,8 +24,9 @@ from polynext.data import (
     training_transform,
 )
 from polynext.data.examples import ArrayExamples, balanced_indices
-from polynext.data.loader import Prepared, epoch_order, of_images
+from polynext.data.loader import Prepared, epoch_order, load, of_images
 from polynext.errors import PolyNeXtError
+from polynext.memory import keep_freed_memory, resident_memory
 from polynext.preprocessing import open_picture, read_image
 
 PIXELS = Preprocessing(mean=(0.0,), std=(1 / 255,))
@@ -233,3 +235,28 @@ def test_an_unreadable_image_met_by_a_worker_is_one_sentence(folder) -> None:
 def test_a_limit_takes_classes_in_turn() -> None:
     labels = np.array([0, 0, 0, 0, 1, 1, 2])
     assert balanced_indices(labels, 5).tolist() == [0, 1, 4, 5, 6]
+
+
+class MemoryOfTheReader:
+    """In place of an image, the memory of the process that reads it."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return resident_memory(), 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no freed memory is kept")
+def test_workers_hold_no_copy_of_memory_that_was_freed() -> None:
+    """Or a training on a CPU would take its feature maps' memory twice from the second epoch on."""
+
+    def memory_of_a_worker() -> float:
+        (memory, _), *_ = load(Prepared(MemoryOfTheReader(), lambda *pair: pair), [[0]], workers=1)
+        return memory.item()
+
+    keep_freed_memory()
+    before = memory_of_a_worker()
+    maps = [torch.ones(2**20) for _ in range(100)]
+    del maps
+    assert memory_of_a_worker() < before + 200e6

@@ -20,6 +20,7 @@ from polynext.data.examples import Examples
 from polynext.data.transforms import Transform
 from polynext.distributed import cores
 from polynext.errors import PolyNeXtError
+from polynext.memory import return_freed_memory
 
 
 class Labelled(Protocol):
@@ -109,6 +110,8 @@ def load(prepared: Dataset, chosen: list[list[int]], workers: int) -> Iterator[t
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
     )
+    if workers:
+        return_freed_memory()  # of which each worker would keep a copy, as large as all feature maps of a training step
     with signals_held_back():  # workers keep it so from their birth
         iterator = iter(loader)
     try:
