@@ -289,10 +289,11 @@ def test_a_network_that_diverges_is_found_out(tmp_path: Path, monkeypatch) -> No
 def test_a_dead_process_is_replaced(tmp_path: Path, monkeypatch) -> None:
     """Like one that the system killed for its memory: that run failed, the others are trained."""
     monkeypatch.setattr(sweep_module, "train_trials", die_of_the_first)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     runs = all_trials(["addition"], seeds=1)
     run_sweep(QUICK, runs, tmp_path)
     assert "its process died with status 3" in runs[0].result(tmp_path)["error"]
-    assert runs[1].result(tmp_path) == {"accuracy": 50.0, "seconds": 1.0}
+    assert runs[1].result(tmp_path) == {"accuracy": 50.0, "seconds": 1.0, "threads_wait": "PASSIVE"}
 
 
 def test_failed_runs_show_in_the_exit_status(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -308,7 +309,8 @@ def die_of_the_first(sweep: AblationSweep, trials: list[Trial], out: Path, threa
     for trial in trials:
         if trial.name == "cpolynext":
             os._exit(3)
-        sweep_module.write_result(trial, out, {"accuracy": 50.0, "seconds": 1.0})
+        found = {"accuracy": 50.0, "seconds": 1.0, "threads_wait": os.environ.get("OMP_WAIT_POLICY")}
+        sweep_module.write_result(trial, out, found)
 
 
 def test_an_interrupted_sweep_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -372,11 +374,21 @@ def test_differences_are_between_equal_seeds() -> None:
         (["nothing"], "there is no ablation 'nothing'"),
         (["modules", "--recipe", "cifar100"], "there are no ablations by the recipe 'cifar100'"),
         (["modules", "--seeds", "0"], "at least one seed"),
+        (["modules", "--images", "3"], "there are 3 training images, fewer than one batch of 64: give more"),
+        (["modules", "--out", __file__], "test_ablation.py is a file: give another --out"),
     ],
 )
 def test_mistakes(arguments: list[str], sentence: str, capsys, tmp_path: Path) -> None:
-    assert main(["ablate", *arguments, "--out", str(tmp_path)]) == 2
+    out = [] if "--out" in arguments else ["--out", str(tmp_path)]
+    assert main(["ablate", *arguments, *out]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_sweep_keeps_out_of_the_folder_of_a_run(tmp_path: Path, capsys) -> None:
+    (tmp_path / "config.yaml").write_text("epochs: 3")
+    assert main(["ablate", "addition", "--budget", "1", "--out", str(tmp_path)]) == 2
+    assert "is a training run: give another --out" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
 
 
 def test_list_names_every_row(capsys) -> None:

@@ -35,7 +35,7 @@ ABOVE = {
     "__main__": {"cli"},
     "__init__": {"models"} | set(ROOMS),
 }
-BELOW = {"distributed", "errors", "extras", "files", "memory", "paper", "preprocessing"}
+BELOW = {"distributed", "errors", "extras", "files", "memory", "paper", "preprocessing", "threads"}
 THIRD_PARTY = {"nn": {"torch"}, "models": {"torch", "timm", "safetensors"}}
 
 

@@ -1,12 +1,14 @@
 """The command line: what it prints, what it returns, how it fails."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from polynext.cli import COMMANDS, main
+from polynext.threads import idle_threads_give_way
 
 
 def test_models_table(capsys) -> None:
@@ -71,3 +73,13 @@ def test_help_lists_every_command(capsys) -> None:
 def test_runs_as_a_module() -> None:
     result = subprocess.run([sys.executable, "-m", "polynext", "--version"], capture_output=True, text=True, check=True)
     assert result.stdout.strip()
+
+
+@pytest.mark.parametrize(("set_by_the_user", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_idle_threads_give_way_unless_the_user_says_otherwise(monkeypatch, set_by_the_user, expected) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if set_by_the_user:
+        monkeypatch.setenv("OMP_WAIT_POLICY", set_by_the_user)
+    with idle_threads_give_way():
+        assert os.environ["OMP_WAIT_POLICY"] == expected
+    assert os.environ.get("OMP_WAIT_POLICY") == set_by_the_user

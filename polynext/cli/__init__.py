@@ -1,6 +1,5 @@
 """The command line: `polynext COMMAND`. One thin file per command; what it calls can be called from Python."""
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -8,6 +7,8 @@ from polynext.cli.commands import Command, Commands
 from polynext.cli.sentences import with_options
 from polynext.errors import PolyNeXtError
 from polynext.extras import missing_extra
+from polynext.memory import keep_freed_memory
+from polynext.threads import idle_threads_give_way
 
 COMMANDS = {
     "train": Command(
@@ -40,12 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = " ".join(["polynext", *arguments[:1]])
     try:
-        # Idle OpenMP threads would spin, and slow whatever else the machine does, and be slowed by it, up to 20 times.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
-        from polynext.memory import keep_freed_memory
-
         keep_freed_memory()
-        return Commands("polynext", PURPOSE, COMMANDS).run(arguments)
+        with idle_threads_give_way():
+            return Commands("polynext", PURPOSE, COMMANDS).run(arguments)
     except PolyNeXtError as error:
         print(f"{name}: {with_options(str(error))}", file=sys.stderr)
         return 2

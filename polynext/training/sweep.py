@@ -25,6 +25,7 @@ from polynext.data import DataConfig, load_examples
 from polynext.distributed import cores
 from polynext.errors import PolyNeXtError
 from polynext.files import write_atomically
+from polynext.threads import idle_threads_give_way
 from polynext.training.classification import train
 from polynext.training.config import TrainConfig
 from polynext.training.folder import RunFolder
@@ -73,7 +74,8 @@ class Sweep(ABC):
                 raise PolyNeXtError(
                     f"{out} holds runs with {', '.join(different)}: give the same again, or another `out`."
                 )
-        out.mkdir(parents=True, exist_ok=True)
+        elif out.exists() and (not out.is_dir() or (out / "config.yaml").exists()):
+            raise PolyNeXtError(f"{out} is {'a training run' if out.is_dir() else 'a file'}: give another `out`.")
         write_atomically(file, json.dumps(asdict(self), indent=2).encode())
 
     def fixed(self, field: str) -> bool:
@@ -119,11 +121,20 @@ def training_images(data: DataConfig) -> int:
     return len(load_examples(data, "train"))
 
 
+def require_a_batch(config: TrainConfig) -> None:
+    images = training_images(config.data)
+    if images < config.batch_size:
+        raise PolyNeXtError(
+            f"there are {images} training images, fewer than one batch of {config.batch_size}: give more."
+        )
+
+
 def shortened(train: TrainConfig, epochs: int) -> TrainConfig:
     """A run of other length; if shorter, warmup and cooldown in proportion, but for two epochs that make a warmup."""
     schedule, share = train.schedule, min(1.0, epochs / train.epochs)
-    warmup = max(min(schedule.warmup_epochs, 2), math.ceil(share * schedule.warmup_epochs))
     cooldown = round(share * schedule.cooldown_epochs)
+    warmup = max(min(schedule.warmup_epochs, 2), math.ceil(share * schedule.warmup_epochs))
+    warmup = min(warmup, epochs - cooldown)
     schedule = replace(schedule, warmup_epochs=warmup, cooldown_epochs=cooldown)
     return replace(train, epochs=epochs, schedule=schedule)
 
@@ -136,8 +147,8 @@ def run_sweep(
     tell: Callable[[Trial], None] = lambda trial: None,
 ) -> None:
     """Trains all runs that have no result yet, so many at a time, and tells of each when it is over."""
-    for trial in trials[:1]:  # missing data is one mistake, not one of every run
-        training_images(sweep.config(trial.name).data)
+    for trial in trials:  # missing data is one mistake, not one of every run
+        require_a_batch(sweep.config(trial.name))
     sweep.open(out)
     pending = [trial for trial in trials if not trial.finished(out)]
     for trial in pending:  # an error of another time is not this one's
@@ -173,7 +184,8 @@ class Worker:
         left = [trial for trial in self.trials if trial.result(self.out) is None]
         context = multiprocessing.get_context("spawn")
         self.process = context.Process(target=train_trials, args=(self.sweep, left, self.out, self.threads))
-        self.process.start()
+        with idle_threads_give_way():
+            self.process.start()
 
     def alive(self) -> bool:
         if self.process.is_alive():
