@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch import nn
 import polynext
 from polynext.cli import main
 from polynext.data import DataConfig
+from polynext.distributed import alone
 from polynext.models.polynext import CONFIGS
 from polynext.recipes import RECIPES, recipe
 from polynext.segmentation import RECIPES as SEGMENTATION_RECIPES
@@ -179,3 +181,19 @@ def test_data_that_cannot_be_learned_from_are_told(tmp_path: Path, monkeypatch, 
     assert "1.png cannot be read as an image" in capsys.readouterr().out
     assert main(["train", "digits", "--rehearse", "--data.name", "imagenet", "--data.root", "absent"]) == 1
     assert "there is no folder absent" in capsys.readouterr().out
+
+
+def test_a_folder_that_came_to_hold_another_run_stays(stand_ins: Path, tmp_path: Path, monkeypatch) -> None:
+    runs = tmp_path / "runs"
+    monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: (runs / "another").mkdir())
+    with torch.compiler.set_stance("force_eager"):
+        rehearse(NarrowClassification, small(recipe("cifar10"), stand_ins), runs / "run", minutes=0.01)
+    assert [folder.name for folder in runs.iterdir()] == ["another"]
+
+
+@pytest.mark.parametrize(("step_seconds", "images"), [(1.0, 32), (8.0, 8), (1000.0, 2)])
+def test_a_machine_that_became_slow_gets_fewer_images(step_seconds: float, images: int, monkeypatch) -> None:
+    monkeypatch.setattr(rehearsal.time, "monotonic", lambda: 100.0)
+    loop = SimpleNamespace(micro_batch=32, group=alone())
+    rehearsal.keep_to_time(rehearsal.Rehearsal(), loop, step_seconds, steps=4, end=110.0)
+    assert loop.micro_batch == images

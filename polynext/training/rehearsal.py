@@ -13,7 +13,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from polynext.data.loader import Labelled
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
-from polynext.memory import available_memory, peak_memory, reset_peak_memory
+from polynext.memory import available_memory, peak_memory, reset_peak_memory, return_freed_memory
 from polynext.models.costs import count_parameters
+from polynext.threads import idle_threads_give_way
 from polynext.training.config import LoopConfig, to_yaml
 from polynext.training.folder import STATES_KEPT, RunFolder
 from polynext.training.loop import Task, TrainingLoop
@@ -79,7 +80,7 @@ def rehearse(
     task: Callable[[Any, Processes], Task],
     config: LoopConfig,
     out: Path,
-    minutes: float = 7.0,
+    minutes: float = 6.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Rehearsal:
     """Rehearses a run that is to be in `out`, in about so many minutes: with fewer images at once if it must be."""
@@ -101,7 +102,7 @@ def rehearse(
             if group.first:
                 shutil.rmtree(folder, ignore_errors=True)
                 for parent in missing:
-                    if parent.exists():
+                    with suppress(OSError):  # it may hold another run by now
                         parent.rmdir()
         report.problems = group.same(report.problems)
         return report
@@ -121,14 +122,17 @@ def run_through(
     report.see("network", f"{count_parameters(loop.model):,} parameters{', compiled' if config.compile else ''}")
     wanted = loop.micro_batch
     loop.accumulate = 1
-    foretell(report, loop, wanted, end)
-    step_seconds = [rehearse_phase(report, loop, name, step) for name, step in task.phases().items()]
+    end -= foretell(report, loop, wanted, end)
+    rates = []
+    for number, (name, step) in enumerate(task.phases().items(), 1):
+        step_seconds = rehearse_phase(report, loop, name, step)
+        rates.append(loop.micro_batch * group.count / step_seconds)
+        keep_to_time(report, loop, step_seconds, STEPS * (len(task.phases()) - number) + 2, end)
     evaluation = rehearse_evaluation(report, loop)
     loop.save()
     state = max((f.stat().st_size for f in folder.states.iterdir()), default=0) if group.first else 0
     weights = sum(f.stat().st_size for f in folder.path.glob("*.safetensors")) if group.first else 0
-    rate = loop.micro_batch * group.count / statistics.median(step_seconds)
-    tell_bill(report, loop, wanted, rate, evaluation, state * (STATES_KEPT + 1) + 2 * weights)
+    tell_bill(report, loop, wanted, statistics.median(rates), evaluation, state * (STATES_KEPT + 1) + 2 * weights)
     images = loop.micro_batch
     take_steps(loop, loop.progress.step, 1)
     expected = loop.last_loss
@@ -156,10 +160,13 @@ def unreadable(pairs: Labelled) -> list[str]:
     return sentences
 
 
-def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, end: float) -> None:
-    """Measures small steps and chooses how many images at once there are memory and time for."""
+def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, end: float) -> float:
+    """Measures small steps and chooses how many images at once there are memory and time for.
+
+    Returns the seconds to set aside for what comes after the phases.
+    """
     if loop.group.device.type == "cuda":
-        return  # fast enough to try; too little memory is an exception there, not the end of the process
+        return 0.0  # fast enough to try; too little memory is an exception there, not the end of the process
     took = []
     for images in (PROBES[0], *PROBES):  # the first one compiles
         loop.micro_batch = min(images, wanted)
@@ -177,11 +184,21 @@ def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, end: float) -> 
             f"{gigabytes(free)} are free: give `micro_batch` {power_of_two(fits)}, or `model.memory` lean."
         )
     steps = STEPS * len(loop.task.phases()) + 2
-    left = end - time.monotonic() - 2 * compiling  # for evaluation, and for the new process
-    in_time = max(int(left / steps / an_image), 1)
-    loop.micro_batch = min(wanted, max(PROBES[0], power_of_two(min(fits, in_time))))
+    afterwards = 2 * compiling  # for evaluation, and for the new process
+    in_time = max(int((end - afterwards - time.monotonic()) / steps / an_image), 1)
+    loop.micro_batch = loop.group.same(min(wanted, max(PROBES[0], power_of_two(min(fits, in_time)))))
     if loop.micro_batch < wanted:
         report.see("steps", f"of {loop.micro_batch} images at once, for the sake of time or memory; really {wanted}")
+    return afterwards
+
+
+def keep_to_time(report: Rehearsal, loop: TrainingLoop, step_seconds: float, steps: int, end: float) -> None:
+    """Takes fewer images at once for the steps to come, if the machine has become too slow for as many."""
+    in_time = max(int(loop.micro_batch * (end - time.monotonic()) / (steps * step_seconds)), 1)
+    fewer = loop.group.same(max(PROBES[0], power_of_two(in_time)))
+    if fewer < loop.micro_batch and loop.group.device.type != "cuda":
+        loop.micro_batch = fewer
+        report.see("steps", f"of {fewer} images at once from here on: the machine does other things too")
 
 
 @contextmanager
@@ -273,6 +290,7 @@ def rehearse_resume(
 ) -> None:
     """Takes the step after the saved state in a new process; its loss must be the one expected."""
     gc.collect()
+    return_freed_memory()
     if group.device.type == "cuda":
         torch.cuda.empty_cache()
     context = multiprocessing.get_context("spawn")
@@ -280,7 +298,8 @@ def rehearse_resume(
     port = group.same(free_port())
     method = multiprocessing.get_start_method()  # of worker processes, which a spawned process would spawn
     child = context.Process(target=resume_one_step, args=(make_task, config, images, folder, port, method, send))
-    child.start()
+    with idle_threads_give_way():
+        child.start()
     send.close()
     try:
         found: float | str = receive.recv()
