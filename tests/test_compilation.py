@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 import polynext
 from polynext.data import DataConfig, Preprocessing
 from polynext.recipes import recipe
-from polynext.training import EmaConfig, Interrupted, ModelConfig, TrainingLoop, train
+from polynext.training import EmaConfig, Interrupted, ModelConfig, ScheduleConfig, TrainingLoop, train
 from polynext.training import loop as loop_module
 
 # PyTorch's compiler looks at the gradients of its inputs, and is warned of it by PyTorch.
@@ -83,6 +83,7 @@ def test_a_run_compiles_once_through_ramp_average_and_resume(name: str, tmp_path
         batch_size=32,
         micro_batch=16,
         compile=True,
+        schedule=ScheduleConfig(),
         epochs=1,
         evaluate_every=10,
     )

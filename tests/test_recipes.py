@@ -20,7 +20,7 @@ from polynext.errors import PolyNeXtError
 from polynext.models import read_weights
 from polynext.nn import PolyConv, freeze_statistics
 from polynext.recipes import RECIPES, recipe
-from polynext.training import EmaConfig, OptimizerConfig, from_yaml, to_yaml, train
+from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, from_yaml, to_yaml, train
 from polynext.training.classification import build_mixup
 from polynext.training.optimizer import build_optimizer
 from polynext.training.regularisation import check_regularisation, spread_of_singular_values
@@ -175,6 +175,7 @@ def test_fields_are_set_on_the_command_line(capsys) -> None:
         (["train", "cifar10", "--data.root", "absent.npz", "--out", "OUT"], "there is no file absent.npz"),
         (["train", "cpolynext_tiny", "--out", "OUT"], "imagenet needs a place"),
         (["train", "--epochs", "0", "--out", "OUT"], "epochs is 0: give at least 1"),
+        (["train", "--epochs", "1", "--out", "OUT"], "epochs is 1, too few for a warmup of 2: give more, or a shorter"),
         (["train", "--micro-batch", "0", "--out", "OUT"], "micro-batch is 0: give at least 1"),
         (["train", "--seed", "-1", "--out", "OUT"], "seed is -1: give at least 0"),
         (["train", "--optimizer.lr", "-1", "--out", "OUT"], "optimizer.lr is -1.0: give at least 0"),
@@ -248,13 +249,11 @@ def test_the_penalty_conditions_what_it_is_trained_with(tmp_path: Path) -> None:
 
 
 def test_frozen_statistics_stay_and_the_network_learns_as_the_polynomial_it_is(tmp_path: Path) -> None:
-    config = recipe("digits")
-    started = train(
-        replace(config, model=replace(config.model, name="cpolynext_nano_bn"), epochs=1), tmp_path / "run", quiet=True
-    )
-    weights = started / "last.safetensors"
-    model = replace(config.model, name="cpolynext_nano_bn", frozen_statistics=True, initial_weights=weights)
-    frozen = train(replace(config, model=model, epochs=1), tmp_path / "frozen", quiet=True)
+    model = ModelConfig(name="cpolynext_nano_bn")
+    config = replace(recipe("digits"), model=model, epochs=1, schedule=ScheduleConfig(warmup_epochs=1))
+    weights = train(config, tmp_path / "run", quiet=True) / "last.safetensors"
+    model = replace(model, frozen_statistics=True, initial_weights=weights)
+    frozen = train(replace(config, model=model), tmp_path / "frozen", quiet=True)
     before, after = read_weights(weights), read_weights(frozen / "last.safetensors")
     for name, value in after.items():
         assert torch.equal(value, before[name]) == ("running" in name), name

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -38,6 +40,7 @@ from polynext.training.classification import build_model, set_head_dropout
 from polynext.training.diagnostics import Diagnostics
 from polynext.training.folder import RunFolder
 from polynext.training.loop import SKIPS_IN_A_ROW, averaged
+from polynext.training.report import draw_panel
 from polynext.training.schedule import averages_from
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -52,6 +55,7 @@ def short(**changes) -> TrainConfig:
         augment=AugmentConfig(crop="shift", hflip=0.5, rand_augment="", erasing=0.0),
         model=ModelConfig(name="cpolynext_nano", dropout=0.2, drop_path=0.2),
         ema=EmaConfig(decay=0.9, start=0.5),
+        schedule=ScheduleConfig(warmup_epochs=1),
         epochs=2,
         batch_size=32,
         micro_batch=16,
@@ -438,3 +442,15 @@ def test_digits_are_learned(tmp_path, model: str, least: float) -> None:
     records = [r for r in RunFolder(tmp_path / "run").records() if "test_accuracy" in r]
     assert max(r["ema_test_accuracy"] for r in records if "ema_test_accuracy" in r) >= least
     assert time.monotonic() - start < 180
+
+
+def test_one_enormous_loss_leaves_the_others_readable() -> None:
+    axes = Figure().subplots()
+    losses = [(epoch, 2.0 / epoch) for epoch in range(1, 9)]
+    draw_panel(axes, {"train": losses, "test": [*losses[:3], (4, 1e28), (5, math.nan), *losses[5:]]})
+    assert axes.get_ylim()[1] < 3
+    marks = axes.lines[-1]
+    assert marks.get_xdata().tolist() == [4, 5] and marks.get_label().startswith("test above")
+    plain = Figure().subplots()
+    draw_panel(plain, {"train": losses, "test": []})
+    assert len(plain.lines) == 1 and plain.get_legend() is None

@@ -8,7 +8,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from polynext.errors import PolyNeXtError, require_at_least, require_share
 from polynext.models import Memory
-from polynext.training.config import EmaConfig, LoopConfig, check_optimizer, fields
+from polynext.training.config import EmaConfig, LoopConfig, check_optimizer, fields, require_room_for_warmup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +120,20 @@ class SegmentationConfig(LoopConfig):
         super().check()
         data = self.data
         require_at_least(1, iterations=self.iterations, evaluate_every=self.evaluate_every)
-        require_at_least(1, **fields(self, "data.crop", "data.stride", "model.width"))
+        require_at_least(
+            1, **fields(self, "data.crop", "data.stride", "model.width"), **{"data.resize": min(data.resize)}
+        )
         require_at_least(0, **fields(self, "data.workers", "optimizer.warmup", "optimizer.clip_cells"))
         require_at_least(0, **fields(self, "optimizer.head_factor", "auxiliary_weight"))
         require_share(**fields(self, "data.hflip", "data.most_of_a_class", "optimizer.warmup_factor"))
         require_share(whole=False, **fields(self, "model.drop_path"))
         check_optimizer(self)
+        require_room_for_warmup(self.iterations, "iterations", self.optimizer.warmup, "optimizer.warmup")
+        if not 0 < data.factors[0] <= data.factors[1]:
+            given = " ".join(f"{factor:g}" for factor in data.factors)
+            raise PolyNeXtError(f"`data.factors` is {given}: give two numbers above 0, the smaller one first.")
+        if min(data.std) <= 0:
+            raise PolyNeXtError(f"`data.std` has {min(data.std):g}: give numbers above 0.")
         if data.stride > data.crop:
             raise PolyNeXtError(
                 f"a stride of {data.stride} leaves gaps between windows of {data.crop}: give at most that."

@@ -91,6 +91,11 @@ class ModelConfig:
     frozen_statistics: bool = False
     memory: Memory = "plain"
 
+    @property
+    def as_published(self) -> bool:
+        """Whether this is the network of that name, unchanged and from scratch, as the paper trains it."""
+        return not self.variant and not self.pretrained and self.initial_weights is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class EmaConfig:
@@ -189,6 +194,8 @@ class TrainConfig(LoopConfig):
         require_share(**fields(self, "schedule.warmup_factor", *(f"augment.{share}" for share in AUGMENT_SHARES)))
         require_share(whole=False, **fields(self, "model.drop_path", "model.dropout"))
         check_optimizer(self)
+        rising, falling = self.schedule.warmup_epochs, self.schedule.cooldown_epochs
+        require_room_for_warmup(self.epochs, "epochs", rising, "schedule.warmup_epochs", falling)
         if self.model.pretrained and self.model.initial_weights is not None:
             raise PolyNeXtError("both model.pretrained and model.initial-weights were given: a run starts from one.")
         check_regularisation(self.model.name, self.model.drop_path, self.model.dropout)
@@ -204,6 +211,15 @@ def check_optimizer(config: Any) -> None:
     require_at_least(0, **fields(config, "optimizer.lr", "optimizer.weight_decay", "optimizer.clip_grad"))
     for beta in config.optimizer.betas:
         require_share(whole=False, **{"optimizer.betas": beta})
+
+
+def require_room_for_warmup(length: int, unit: str, warmup: int, field: str, cooldown: int = 0) -> None:
+    """That a run is not over before its learning rate has risen: that would be another run than the one asked for."""
+    if warmup + cooldown > length:
+        after = f" and a cooldown of {cooldown}" if cooldown else ""
+        raise PolyNeXtError(
+            f"`{unit}` is {length}, too few for a warmup of {warmup}{after}: give more, or a shorter `{field}`."
+        )
 
 
 def to_yaml(config: Any) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tqdm import tqdm
 
 from polynext.errors import PolyNeXtError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 SECONDS_BETWEEN_DRAWINGS = 60
+FAR_BEYOND = 100  # in units of the upper quartile
 
 
 class Reporter:
@@ -126,14 +128,28 @@ def draw_lines(records: Sequence[dict[str, Any]], x: str, panels: Mapping[str, M
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4 * len(panels), 3.4), layout="constrained")
-    for axes, (title, lines) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
-        for label, key in lines.items():
-            known = [(record[x], record[key]) for record in records if key in record]
-            if known:
-                axes.plot(*zip(*known, strict=True), label=label, marker="" if len(known) > 20 else ".")
-        if len(lines) > 1:
-            axes.legend()
+    for axes, (title, keys) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        draw_panel(axes, {label: [(r[x], r[key]) for r in records if key in r] for label, key in keys.items()})
         axes.set_title(title)
         axes.set_xlabel(x)
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
+
+
+def draw_panel(axes: Any, lines: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    """Lines by their labels. What is far beyond the rest, or no number, is a mark at the upper edge: one loss of 1e28
+    would make a flat line of all others.
+    """
+    known = {label: np.array(points, dtype=float).T for label, points in lines.items() if points}
+    sizes = np.abs(np.concatenate([y for _, y in known.values()])) if known else np.zeros(0)
+    sizes = sizes[np.isfinite(sizes)]
+    bound = FAR_BEYOND * np.quantile(sizes, 0.75) if sizes.any() else np.inf
+    for label, (x, y) in known.items():
+        beyond = ~(np.abs(y) <= bound)
+        (line,) = axes.plot(x, np.where(beyond, np.nan, y), label=label, marker="" if len(x) > 20 else ".")
+        if beyond.any():
+            edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+            name = f"{label or 'value'} above {bound:.3g}"
+            axes.plot(x[beyond], np.ones(beyond.sum()), "^", color=line.get_color(), label=name, **edge)
+    if len(axes.lines) > 1:
+        axes.legend()
