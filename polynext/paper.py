@@ -3,6 +3,7 @@
 import functools
 import math
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,21 @@ def timm_name(model: str) -> str | None:
     return name and name.split(".")[0]
 
 
+def remarks(models: Iterable[str]) -> list[str]:
+    """What has to be said where figures of these models, as the paper calls them, stand beside ours."""
+    families = dict.fromkeys(model.split("-")[0] for model in models)
+    return [paper()["remarks"][family] for family in families if family in paper()["remarks"]]
+
+
 @functools.cache
 def accuracies() -> dict[str, dict[str, float]]:
-    """For each model, by timm's name, its figure on each data set: per cent right, but of imagenet-c the mCE."""
+    """For each model, by timm's name, its figure on each data set.
+
+    Per cent right, but of imagenet-c the mCE, and of ade20k the mIoU of UPerNet on it.
+    """
     found: dict[str, dict[str, float]] = {}
     listed = [{"model": row["model"], "imagenet": row["top1"]} for row in main_results() + rows("1", "text")]
+    listed += [{"model": row["model"], "ade20k": row["miou"]} for row in rows("6") + rows("6", "text")]
     for row in listed + [row for table in ACCURACY_TABLES for row in rows(table) + rows(table, "text")]:
         name = timm_name(row["model"])
         if name is not None:

@@ -82,6 +82,27 @@ def test_a_run_of_another_network_is_not_taken(tmp_path: Path) -> None:
     assert all("is a run of cpolynext_micro, not of cpolynext_lowres" in reason for reason in reasons)
 
 
+def test_a_segmentation_takes_a_segmentation_of_its_backbone(tmp_path: Path) -> None:
+    classifier, other, own = (tmp_path / name for name in ("classifier", "other", "own"))
+    for folder, config in (
+        (classifier, {"name": "cpolynext_small"}),
+        (other, {"backbone": "cpolynext_tiny"}),
+        (own, {}),
+    ):
+        folder.mkdir()
+        (folder / "config.yaml").write_text(json.dumps({"model": config}))
+
+    def cell(weights: dict[str, Path]) -> Cell:
+        return next(
+            c for c in cells("6", data=ALL_DATA, weights=weights) if (c.row, c.column) == ("CPolyNeXt-S", "mIoU")
+        )
+
+    assert "has the unknown field model.name" in cell({"cpolynext_small": classifier}).missing
+    assert cell({"cpolynext_small": other}).missing == f"{other} is a run of cpolynext_tiny, not of cpolynext_small"
+    taken = cell({"cpolynext_small": classifier, "cpolynext_small:ade20k": own}).experiment
+    assert taken.commands[0][:3] == ("segment", "evaluate", str(own))
+
+
 def test_a_training_that_was_begun_goes_on(tmp_path: Path) -> None:
     command = ("train", "digits", "--data.root", "x", "--out", str(tmp_path))
     assert resumed(command) == list(command)
@@ -198,6 +219,9 @@ def test_segmentation_weights_have_names(monkeypatch) -> None:
         (["1", "--weights", "monet_tinny=x"], "did you mean monet_tiny"),
         (["1", "--weights", "monet_tiny=absent"], "--weights monet_tiny=absent: there is no such file or folder"),
         (["1", "--data", "imagenet=absent"], "--data imagenet=absent: there is no such file or folder"),
+        (["3", "--scale", "digits", "--seeds", "0"], "--seeds is 0: give at least 1"),
+        (["S5", "--workers", "-1"], "--workers is -1: give at least 0"),
+        (["S1", "--out", __file__], "test_reproduction.py is no folder"),
     ],
 )
 def test_mistakes(arguments: list[str], sentence: str, capsys) -> None:

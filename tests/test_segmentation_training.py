@@ -19,6 +19,7 @@ import polynext
 from polynext.cli import main
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
+from polynext.recipes import recipe
 from polynext.segmentation.checkpoints import load_segmentation_weights
 from polynext.segmentation.classes import CAMVID
 from polynext.segmentation.config import (
@@ -28,6 +29,7 @@ from polynext.segmentation.config import (
 )
 from polynext.segmentation.data import load_pairs
 from polynext.segmentation.recipes import RECIPES
+from polynext.segmentation.runs import paper_figure
 from polynext.segmentation.scores import score
 from polynext.segmentation.sliding import predict
 from polynext.segmentation.task import (
@@ -255,6 +257,29 @@ def test_other_classes_than_the_networks_are_refused(tmp_path: Path, capsys) -> 
     assert "evaluate it on data of its own classes" in capsys.readouterr().err
 
 
+def test_a_figure_stands_beside_the_weights_that_it_is_of(tmp_path: Path) -> None:
+    paper_run = RECIPES["ade20k"]()
+    convformer, other = (
+        replace(paper_run.model, backbone=f"convformer_s18.{tag}") for tag in ("sail_in1k", "sail_in22k")
+    )
+    assert paper_figure(paper_run) == 50.6
+    assert paper_figure(RECIPES["ade20k_apolynext"]()) == 49.9
+    assert paper_figure(replace(paper_run, model=convformer)) == 48.6
+    scratch = replace(paper_run.model, pretrained=False)
+    for model in (other, scratch, replace(paper_run.model, width=64)):
+        assert paper_figure(replace(paper_run, model=model)) is None
+    assert paper_figure(RECIPES["camvid"]()) is None
+    save_file({"decode_head.x": torch.zeros(1)}, tmp_path / "uper.safetensors")
+    assert paper_figure(replace(paper_run, model=scratch), tmp_path / "uper.safetensors") == 50.6
+
+    learned, file = recipe("cpolynext_small"), tmp_path / "best.safetensors"
+    from_a_run = replace(paper_run, model=replace(paper_run.model, backbone_weights=file))
+    tuned = replace(learned, model=replace(learned.model, pretrained=True))
+    for config, figure in ((learned, 50.6), (tuned, None)):
+        save_file({"x": torch.zeros(1)}, file, metadata={"config": to_yaml(config)})
+        assert paper_figure(from_a_run) == figure
+
+
 def test_recipes_survive_yaml() -> None:
     for make in RECIPES.values():
         assert from_yaml(to_yaml(make()), kind=SegmentationConfig) == make()
@@ -268,8 +293,13 @@ def test_recipes_survive_yaml() -> None:
         (["segment", "train", "camvid", "--data.stride", "161"], "a stride of 161 leaves gaps between windows of 160"),
         (["segment", "train", "camvid", "--evaluate-every", "0"], "evaluate-every is 0: give at least 1"),
         (["segment", "train", "camvid", "--iterations", "0"], "iterations is 0: give at least 1"),
+        (["segment", "train", "camvid", "--iterations", "99"], "iterations is 99, too few for a warmup of 100"),
+        (["segment", "train", "camvid", "--data.factors", "2", "1"], "data.factors is 2 1: give two numbers above 0"),
+        (["segment", "train", "camvid", "--data.resize", "0", "9"], "data.resize is 0: give at least 1"),
+        (["segment", "train", "camvid", "--data.std", "1", "0", "1"], "data.std has 0: give numbers above 0"),
         (["segment", "train", "--resume", "one", "--out", "two"], "there is no file one/config.yaml"),
-        (["segment", "evaluate", "absent"], "there is no file absent/config.yaml"),
+        (["segment", "evaluate", "absent"], "absent is neither the folder of a segmentation run nor a recipe"),
+        (["segment", "costs", "cpolynext_tiny", "--size", "0", "5"], "size is 0: give at least 1"),
         (["segment", "train", "camvid", "--resume", "absent"], "both the recipe 'camvid' and --resume"),
         (["segment", "dance"], "there is no command 'dance'"),
     ],

@@ -22,7 +22,7 @@ from polynext.segmentation.checkpoints import fetch_segmentation_weights
 from polynext.segmentation.data import load_pairs
 from polynext.segmentation.overlay import draw_overlay
 from polynext.segmentation.recipes import RECIPES, segmentation_recipe
-from polynext.segmentation.runs import load_segmentation_run
+from polynext.segmentation.runs import load_segmentation_run, paper_figure
 from polynext.segmentation.sliding import predict
 from polynext.segmentation.task import Segmentation, evaluate
 from polynext.segmentation.transforms import TestTransform
@@ -59,7 +59,7 @@ def evaluate_run(
     root: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Measure a trained network: mIoU over all validation images, and the figure of each class.
+    """Measure a trained network: mIoU over all validation images, beside the paper's, and the figure of each class.
 
     Args:
         network: folder of a segmentation run, or the recipe of published weights.
@@ -82,7 +82,8 @@ def evaluate_run(
         scores = evaluate(model.to(group.device), pairs, config, group, shown=group.first)
         if not group.first:
             return
-    record = scores.to_json() | {"classes": classes}
+    published = paper_figure(config, checkpoint)
+    record = scores.to_json() | {"classes": classes, "published": published}
     if Path(network).is_dir():
         (Path(network) / "evaluation.json").write_text(jsonlib.dumps(record, indent=2))
     if json:
@@ -90,7 +91,8 @@ def evaluate_run(
         return
     rows = [(name, "-" if iou != iou else f"{iou:.2f}") for name, iou in zip(classes, scores.iou, strict=True)]
     print(table(("class", "IoU (%)"), rows))
-    print(f"\n{scores.images} images: mIoU {scores.miou:.2f}, {scores.accuracy:.2f}% of pixels right")
+    beside = "" if published is None else f" (paper: {published:.1f})"
+    print(f"\n{scores.images} images: mIoU {scores.miou:.2f}{beside}, {scores.accuracy:.2f}% of pixels right")
 
 
 def predict_images(
@@ -149,7 +151,7 @@ def costs(
         classes: how many there are.
         width: of the decoder.
     """
-    require_at_least(1, height=size[0], width=size[1], classes=classes, decoder_width=width)
+    require_at_least(1, size=min(size), classes=classes, width=width)
     published = {paper.timm_name(row["model"]): row for row in paper.rows("6") + paper.rows("6", "text")}
     rows = []
     for backbone in backbones or (name for name in published if name):

@@ -46,6 +46,7 @@ def evaluate(
         group: the processes of a distributed evaluation; each gets the whole result.
     """
     require_at_least(1, batch_size=batch_size)
+    require_at_least(0, workers=workers)
     group = group or alone()
     own = run.data
     name = data or own.name
@@ -86,10 +87,8 @@ def paper_figure(run: "Run", data: str) -> float | None:
     if run.config is None:
         return None
     model, learned = run.config.model, run.config.data.name
-    from_scratch = not model.pretrained and model.initial_weights is None
     comparable = data == learned or (learned == "imagenet" and data in IMAGENETS)
-    plain = from_scratch and not model.variant
-    return published_figure(model.name.split(".")[0], data) if comparable and plain else None
+    return published_figure(model.name.split(".")[0], data) if comparable and model.as_published else None
 
 
 def evaluate_clean(

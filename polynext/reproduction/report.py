@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from polynext import paper
 from polynext.errors import PolyNeXtError
 from polynext.files import write_atomically
 from polynext.reproduction.experiments import Experiment, Results
@@ -28,10 +29,12 @@ def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line
             if (reason := results.run(experiment)) is not None:
                 failed[experiment] = reason
                 tell(f"    failed: {reason}")
-    other = TABLES[name].scaled and setup.scale != "imagenet"
+    notes = paper.remarks(cell.row for cell in cells)
+    if TABLES[name].scaled and setup.scale != "imagenet":
+        notes.append(f"Here on {setup.scale}: another experiment than the paper's on ImageNet.")
     record = {
         "table": name,
-        "note": f"Here on {setup.scale}: another experiment than the paper's on ImageNet." if other else "",
+        "note": " ".join(notes),
         "title": TABLES[name].title,
         "command": " ".join(["polynext", *sys.argv[1:]]),
         "cells": [described(cell, results, failed) for cell in cells],
@@ -67,13 +70,15 @@ def markdown(record: dict[str, Any]) -> str:
         lines.append(f"| {row} | " + " | ".join(value or "-" for value in values) + " |")
     if record["note"]:
         lines += ["", record["note"]]
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, list[str]]] = {}
     for c in cells:
         if reason := c["failed"] or c["missing"]:
-            reasons.setdefault(reason, []).append(f"{c['row']} ({c['column']})")
+            reasons.setdefault(reason, {}).setdefault(c["row"], []).append(c["column"])
     if reasons:
         lines += ["", "Not run:", ""]
-        lines += [f"- {', '.join(which)}: {reason.rstrip('.')}." for reason, which in reasons.items()]
+    for reason, which in reasons.items():
+        listed = ", ".join(f"{row} ({', '.join(columns)})" for row, columns in which.items())
+        lines.append(f"- {listed}: {reason.rstrip('.')}.")
     return "\n".join([*lines, ""])
 
 

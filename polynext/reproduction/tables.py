@@ -17,7 +17,7 @@ from polynext.models.costs import count_macs, count_parameters
 from polynext.models.polynext import CONFIGS
 from polynext.recipes import RECIPES, recipe
 from polynext.reproduction.experiments import RESULT, Arguments, Experiment
-from polynext.segmentation.upernet import UPerNet
+from polynext.segmentation import SegmentationConfig, UPerNet
 from polynext.training import TrainConfig
 from polynext.training.config import read_config
 
@@ -125,7 +125,7 @@ def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
     before: tuple[Arguments, ...] = ()
     source: Arguments
     if given := setup.weights.get(f"{bare}:{data}", setup.weights.get(bare)):
-        if reason := of_another_network(given, bare):
+        if reason := of_another_network(given, bare, TrainConfig):
             return cell(missing=reason)
         source = (str(given),) if given.is_dir() else (bare, "--checkpoint", str(given))
     elif setup.train and (run := own_recipe(bare, data)):
@@ -145,16 +145,21 @@ def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
     return cell(experiment=experiment, read=lambda record: f"{record['mce' if mce else 'top1']:.1f}")
 
 
-def of_another_network(weights: Path, model: str) -> str:
+def of_another_network(weights: Path, model: str, kind: type[TrainConfig] | type[SegmentationConfig]) -> str:
     """Why a run's figure would not be the model's, if so; of a file `polynext evaluate` finds out."""
     if not weights.is_dir():
         return ""
     try:
-        chosen = read_config(weights / "config.yaml", TrainConfig).model
+        found = network_of(read_config(weights / "config.yaml", kind))
     except PolyNeXtError as error:
         return str(error)
-    found = f"{chosen.name} ({chosen.variant})" if chosen.variant else chosen.name
-    return "" if found.split(".")[0] == model else f"{weights} is a run of {found}, not of {model}"
+    return "" if found == model else f"{weights} is a run of {found}, not of {model}"
+
+
+def network_of(config: TrainConfig | SegmentationConfig) -> str:
+    name = config.model.backbone if isinstance(config, SegmentationConfig) else config.model.name
+    variant = "" if isinstance(config, SegmentationConfig) else config.model.variant
+    return f"{name.split('.')[0]} ({variant})" if variant else name.split(".")[0]
 
 
 def own_recipe(model: str, data: str) -> str | None:
@@ -227,8 +232,10 @@ def segmentation(setup: Setup) -> Cells:
         if not root:
             yield cell(missing="no ade20k: give --data ade20k=FOLDER")
             continue
-        if backbone in setup.weights:
-            given = setup.weights[backbone]
+        if given := setup.weights.get(f"{backbone}:ade20k", setup.weights.get(backbone)):
+            if reason := of_another_network(given, backbone, SegmentationConfig):
+                yield cell(missing=reason)
+                continue
             source = (str(given),) if given.is_dir() else (run, "--checkpoint", str(given))
         elif setup.train:
             weights = ("--model.backbone", str(paper.weights_name(model)))

@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import timm
+
 from polynext.errors import PolyNeXtError
-from polynext.models.checkpoints import read_metadata, stored_classes
-from polynext.segmentation.checkpoints import load_segmentation_weights
-from polynext.segmentation.config import SegmentationConfig
+from polynext.models.checkpoints import read_checkpoint, read_metadata, stored_classes
+from polynext.paper import published_figure
+from polynext.segmentation.checkpoints import PUBLISHED, is_published_segmentation, load_segmentation_weights
+from polynext.segmentation.config import SegmentationConfig, SegmentationModelConfig
 from polynext.segmentation.data import class_names
 from polynext.segmentation.recipes import RECIPES, segmentation_recipe
 from polynext.segmentation.upernet import UPerNet
-from polynext.training.config import read_config
+from polynext.training.config import TrainConfig, from_yaml, read_config
 
 
 def load_segmentation_run(
@@ -22,6 +25,11 @@ def load_segmentation_run(
                 f"{run} is a recipe, not the folder of a run: give its weights with `checkpoint`, or `pretrained`."
             )
         config = segmentation_recipe(run)
+    elif not (Path(run) / "config.yaml").is_file():
+        raise PolyNeXtError(
+            f"{run} is neither the folder of a segmentation run nor a recipe with published weights: those are "
+            f"{' and '.join(PUBLISHED)}."
+        )
     else:
         config = read_config(Path(run) / "config.yaml", SegmentationConfig)
     weights = checkpoint or Path(run) / "best.safetensors"
@@ -30,3 +38,33 @@ def load_segmentation_run(
     model = UPerNet(config.model.backbone, len(classes), width=config.model.width, image_size=config.data.crop)
     load_segmentation_weights(model, weights)
     return config, model.eval(), classes
+
+
+def paper_figure(config: SegmentationConfig, checkpoint: Path | None = None) -> float | None:
+    """The paper's mIoU, if weights like these are what it is of.
+
+    That is: the authors' own, or those of a run on ADE20K whose backbone had learned as the paper's had.
+
+    Args:
+        config: of the run or the recipe.
+        checkpoint: weights that are not the run's best.
+    """
+    model, data = config.model, config.data.name
+    if data != "ade20k" or model.width != SegmentationModelConfig.width:
+        return None
+    name = model.backbone.split(".")[0]
+    if checkpoint is not None and is_published_segmentation(read_checkpoint(checkpoint)):
+        return published_figure(name, data)
+    if model.backbone_weights is not None:
+        return published_figure(name, data) if learned_as_published(name, model.backbone_weights) else None
+    weights = timm.get_pretrained_cfg(model.backbone) if model.pretrained else None
+    return published_figure(f"{name}.{weights.tag}", data) if weights is not None else None
+
+
+def learned_as_published(name: str, weights: Path) -> bool:
+    """Whether a file is of a model that one of our runs trained on ImageNet, from scratch."""
+    metadata = read_metadata(weights)
+    if "config" not in metadata:
+        return False
+    config = from_yaml(metadata["config"], str(weights), TrainConfig)
+    return config.model.name == name and config.model.as_published and config.data.name == "imagenet"
