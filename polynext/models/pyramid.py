@@ -5,6 +5,7 @@ MONet (`monet.py`) and DTTN (`dttn.py`) are their blocks in it, with the interfa
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class PooledClassifier(nn.Module):
         return x if self.pool else x.permute(0, 3, 1, 2)
 
 
-class Pyramid(nn.Module):
+class Pyramid(nn.Module, ABC):
     """The network, with the interface of a timm model. Subclasses give it its blocks.
 
     Args:
@@ -107,9 +108,9 @@ class Pyramid(nn.Module):
         kernel = self.halving_kernel
         return nn.Conv2d(width_in, width_out, kernel, stride=2, padding=(kernel - 1) // 2, **dd)
 
+    @abstractmethod
     def block(self, width: int, number: int, polynomial: bool, drop_path_rate: float, **dd: Any) -> nn.Module:
         """The block of this number in its stage: (B, C, H, W) to (B, C, H, W)."""
-        raise NotImplementedError
 
     @property
     @torch.jit.unused
