@@ -91,7 +91,14 @@ def test_bench_tells_what_it_left_out(capsys) -> None:
         ["cpolynext_nano", "folded"],
         ["test_resnet", "eager"],
     ]
-    assert lines[-1] == "test_resnet folded: not measured, only our models fold"
+    assert lines[-1] == "test_resnet folded: not measured, only the package's own models fold"
+
+
+def test_the_papers_table_shows_what_was_not_measured() -> None:
+    """As when an engine does not go with the model that all others are compared with."""
+    rows = paper_comparison([]).splitlines()[2:]
+    assert len(rows) == 19 and all("not measured" in row for row in rows)
+    assert {"DTTN-T", "DTTN-S", "DTTN-B", "MONet-T", "MONet-S"} <= {row.split()[0] for row in rows}
 
 
 @pytest.mark.parametrize(
@@ -102,9 +109,14 @@ def test_bench_tells_what_it_left_out(capsys) -> None:
         (["cpolynext_nano", "--engines", "eager+compiled"], "there is no engine 'eager+compiled'"),
         (["cpolynext_nano", "--engines", "bf16+onnxruntime"], "onnxruntime computes in float32"),
         (["cpolynext_nano", "--engines", "bf16+openvino"], "openvino computes in float32"),
-        (["test_resnet", "--engines", "folded"], "nothing is left to measure: only our models fold"),
-        (["cpolynext_nano", "--rounds", "0"], "at least one round"),
+        (["test_resnet", "--engines", "folded"], "nothing is left to measure: only the package's own models fold"),
+        (["cpolynext_nano", "--rounds", "0"], "--rounds is 0: give at least 1"),
+        (["cpolynext_nano", "--image-size", "0"], "--image-size is 0: give at least 1"),
+        (["cpolynext_nano", "--threads", "-2"], "--threads is -2: give at least 0"),
         (["cpolynext_nano", "--device", "tpu"], "there is no device 'tpu'"),
+        (["cpolynext_nano", "--device", "cpu2"], "there is no device 'cpu2'"),
+        (["cpolynext_nano", "--out", "."], ". is a folder: give a file"),
+        (["cpolynext_nano", "--plot", "speed.text"], "speed.text is not named like a picture"),
         (["cpolynext_nano", "--paper"], "--paper has its own list of models"),
     ],
 )

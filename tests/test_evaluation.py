@@ -30,7 +30,7 @@ from polynext.evaluation.sets import open_corrupted, open_set, synsets
 from polynext.paper import published_figure
 from polynext.recipes import recipe
 from polynext.runs import Run, digest
-from polynext.training import TrainConfig, train
+from polynext.training import ModelConfig, TrainConfig, train
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 COLOUR = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -260,10 +260,9 @@ def test_a_run_of_another_network_is_used_like_ours(tmp_path: Path, capsys: pyte
             (tmp_path / "data" / split / label).mkdir(parents=True)
             for i in range(4):
                 Image.fromarray(photograph(32)).save(tmp_path / "data" / split / label / f"{i}.png")
-    config = recipe("digits")
+    config = replace(recipe("digits"), epochs=2, batch_size=4, micro_batch=4)
     data = DataConfig(name="folder", root=tmp_path / "data", preprocessing=replace(COLOUR, size=32, resize=32))
-    model = replace(config.model, name="test_resnet")
-    train(replace(config, data=data, model=model, epochs=1, batch_size=4, micro_batch=4), tmp_path / "run", quiet=True)
+    train(replace(config, data=data, model=ModelConfig(name="test_resnet")), tmp_path / "run", quiet=True)
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 8
     picture = (tmp_path / "data" / "val" / "a" / "0.png").rename(tmp_path / "0.png")
@@ -305,6 +304,9 @@ def test_evaluation_mistakes_are_sentences(run: Path, tmp_path: Path, capsys: py
         (["cpolynext_tiny", "--checkpoint", str(run / "best.safetensors")], "holds weights of cpolynext_nano"),
         (["resnet18", "--checkpoint", str(tmp_path / "x.pt")], "there is no file"),
         ([str(run), "--batch-size", "0"], "batch-size is 0: give at least 1"),
+        ([str(run), "--workers", "-1"], "workers is -1: give at least 0"),
+        ([str(run), "--out", str(tmp_path)], "is a folder: give a file"),
+        ([str(run), "--out", str(run / "config.yaml" / "x.json")], "config.yaml is no folder"),
     ]:
         assert main(["evaluate", *arguments]) == 2
         assert sentence in capsys.readouterr().err

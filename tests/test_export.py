@@ -79,6 +79,7 @@ def test_export_command(name: str, tmp_path: Path, capsys) -> None:
     [
         (["test_resnet", "--fold"], "test_resnet cannot be folded"),
         (["cpolynext_nano", "--out", "model.pt"], "model.pt does not end in .onnx"),
+        (["cpolynext_nano", "--out", f"{__file__}/model.onnx"], "test_export.py is no folder"),
         (["cpolynext_nano", "--images", "absent.png"], "absent.png cannot be read"),
     ],
 )
@@ -89,7 +90,13 @@ def test_mistakes(arguments: list[str], sentence: str, capsys) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["cpolynext_small", "apolynext_tiny", "apolynext_tiny_bn", "monet_tiny", "caformer_s18"]
+    "name", ["cpolynext_small", "apolynext_tiny", "apolynext_tiny_bn", "monet_tiny", "dttn_tiny", "caformer_s18"]
 )
 def test_larger_models_export(name: str, tmp_path: Path) -> None:
     assert main(["export", name, "--out", str(tmp_path / "model.onnx")]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["monet_tiny_bn", "dttn_tiny_bn"])
+def test_prior_networks_export_folded(name: str, tmp_path: Path) -> None:
+    assert main(["export", name, "--fold", "--out", str(tmp_path / "model.onnx")]) == 0

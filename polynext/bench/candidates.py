@@ -49,7 +49,7 @@ class Candidate:
     def obstacle(self) -> str | None:
         """Why this model cannot go with this engine, if so."""
         if "folded" in self.words and not hasattr(timm.create_model(self.model, device="meta"), "fold"):
-            return "only our models fold"
+            return "only the package's own models fold"
         return None
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from polynext import paper
 from polynext.bench.timing import Measurement
+from polynext.errors import PolyNeXtError
+from polynext.files import require_place
 
 # Ours stand out, networks like ours have colours, all others are grey.
 COLOURS = {
@@ -59,6 +61,15 @@ def leaders(measured: Sequence[Measurement]) -> list[str]:
     return sentences
 
 
+def require_picture(path: Path) -> None:
+    """Raises if nothing can be drawn to a path."""
+    from matplotlib.figure import Figure
+
+    require_place(path)
+    if path.suffix[1:] not in Figure().canvas.get_supported_filetypes():
+        raise PolyNeXtError(f"{path} is not named like a picture: let it end in .png, .svg or .pdf.")
+
+
 def draw(
     path: Path, measured: Sequence[Measurement] = (), where: str = "", found: Mapping[str, float] | None = None
 ) -> None:
@@ -68,6 +79,7 @@ def draw(
     """
     from matplotlib.figure import Figure
 
+    require_picture(path)
     height = 2 if measured else 1
     figure = Figure(figsize=(11, 4.6 * height), layout="constrained")
     panels = figure.subplots(height, 2, squeeze=False)

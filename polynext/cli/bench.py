@@ -15,10 +15,11 @@ from tqdm import tqdm
 import polynext
 from polynext import paper
 from polynext.bench.candidates import Candidate, Setting
-from polynext.bench.figures import draw, leaders
+from polynext.bench.figures import draw, leaders, require_picture
 from polynext.bench.timing import Measurement, measure
 from polynext.cli.table import gigamacs, table
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, require_at_least
+from polynext.files import require_place
 
 DEFAULT_MODELS = ("cpolynext_tiny", "apolynext_tiny", "monet_tiny", "convformer_s18", "caformer_s18")
 PAPER_REFERENCE = "ConvFormer-S18"
@@ -59,10 +60,15 @@ def main(
         out: write everything, with every single time, to this JSON file.
         json: print JSON instead of a table.
     """
-    if rounds < 1 or (batch_size is not None and batch_size < 1):
-        raise PolyNeXtError("a measurement needs at least one round and one image: raise --rounds or --batch-size.")
-    if not device.startswith(("cpu", "cuda")) or (device.startswith("cuda") and not torch.cuda.is_available()):
-        raise PolyNeXtError(f"there is no device {device!r} here: give cpu" + ", or cuda." * torch.cuda.is_available())
+    require_at_least(1, rounds=rounds, batch_size=1 if batch_size is None else batch_size)
+    require_at_least(1, image_size=1 if image_size is None else image_size)
+    require_at_least(0, threads=threads)
+    if device not in (here := devices()):
+        raise PolyNeXtError(f"there is no device {device!r} here: give {' or '.join(here)}.")
+    if out:
+        require_place(out)
+    if plot:
+        require_picture(plot)
     if paper_table and models:
         raise PolyNeXtError("--paper has its own list of models: leave the others out.")
     engines = engines or (("compiled",) if paper_table else ("eager",))
@@ -91,6 +97,8 @@ def main(
         for engine in engines if paper_table else ():
             of_engine = [m for m in measured if m.candidate.engine == engine]
             print("\n".join([f"{engine}:", paper_comparison(of_engine), *leaders(of_engine), ""]))
+        for remark in paper.remarks(paper_models()) if paper_table else ():
+            print(remark)
         if not paper_table:
             print(comparison(measured))
         for candidate, reason in skipped.items():
@@ -100,6 +108,11 @@ def main(
         out.write_text(jsonlib.dumps(record, indent=2))
     if plot:
         draw(plot, measured, where=f", {device}")
+
+
+def devices() -> list[str]:
+    count = torch.cuda.device_count()
+    return ["cpu", *(["cuda"] if count else []), *(f"cuda:{i}" for i in range(count))]
 
 
 def setting_of(setting: Setting) -> dict[str, Any]:
@@ -145,7 +158,7 @@ def paper_comparison(measured: Sequence[Measurement]) -> str:
     """Table S4 with our figures beside it. Ratios to ConvFormer-S18 can be compared, the rest is another machine's."""
     ours = {m.candidate.model: m for m in measured}
     published = {row["model"]: row for row in paper.rows("S4")}
-    reference = ours[str(paper.timm_name(PAPER_REFERENCE))]
+    reference = ours.get(str(paper.timm_name(PAPER_REFERENCE)))
     rows = []
     for model, row in published.items():
         printed = (
@@ -153,12 +166,12 @@ def paper_comparison(measured: Sequence[Measurement]) -> str:
             f"{row['throughput'] / published[PAPER_REFERENCE]['throughput']:.2f}",
             f"{row['memory']}",
         )
-        name = paper.timm_name(model)
-        if name is None:
-            rows.append((model, f"{row['params']:g}", f"{row['flops']:g}", *printed, "not available", "", "", ""))
+        m = ours.get(str(paper.timm_name(model)))
+        if m is None:
+            rows.append((model, f"{row['params']:g}", f"{row['flops']:g}", *printed, "not measured", "", "", ""))
             continue
-        m = ours[name]
-        found = (f"{m.throughput:.4g}", percent(m.batch.spread), f"{m.throughput / reference.throughput:.2f}")
+        ratio = f"{m.throughput / reference.throughput:.2f}" if reference else "-"
+        found = (f"{m.throughput:.4g}", percent(m.batch.spread), ratio)
         rows.append((model, f"{m.parameters / 1e6:.1f}", f"{m.macs / 1e9:.1f}", *printed, *found, megabytes(m)))
     header = ("model", "params (M)", "GMACs", "paper images/s", "ratio", "MB")
     return table((*header, "here images/s", "spread", "ratio", "MB"), rows)

@@ -11,7 +11,7 @@ from polynext.cli.table import table
 from polynext.distributed import processes
 from polynext.evaluation import evaluate
 from polynext.evaluation.corruptions import SEVERITIES
-from polynext.files import write_atomically
+from polynext.files import require_place, write_atomically
 from polynext.runs import Run, load_run
 
 
@@ -51,6 +51,7 @@ def main(
     with processes() as group:
         run = load_run(network, checkpoint, pretrained, group.device)
         target = out or result_file(run, data or run.data.name)
+        require_place(target)
         partial = target.with_suffix(".partial.json")
         record = evaluate(run, data, root, batch_size, workers, partial, group)
         if not group.first:

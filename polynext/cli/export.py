@@ -8,7 +8,7 @@ import tyro
 
 from polynext.errors import PolyNeXtError
 from polynext.export import SUFFIXES, Format, check, export, sample_images
-from polynext.models import PolyNeXt
+from polynext.files import require_place
 from polynext.preprocessing import open_picture
 from polynext.runs import load_run
 
@@ -32,19 +32,20 @@ def main(
         format: onnx, or torch for a torch.export program.
         checkpoint: weights, ours or published; a run's best by default.
         pretrained: fetch the published weights of the model instead.
-        fold: absorb the constants into the weights first; ours only.
+        fold: absorb the constants into the weights first; the package's own models only.
         out: the file; the model's name with .onnx or .pt2 by default.
         images: image files to check with; two photographs, or digits for small grey images, by default.
     """
     run = load_run(network, checkpoint, pretrained)
     model = run.model
     if fold:
-        if not isinstance(model, PolyNeXt):
-            raise PolyNeXtError(f"{run.name} cannot be folded: only our models can, leave `fold` out.")
+        if not hasattr(model, "fold"):
+            raise PolyNeXtError(f"{run.name} cannot be folded: only the package's own models can, leave `fold` out.")
         model = model.fold()
     path = out or Path(f"{run.name}{SUFFIXES[format]}")
     if path.suffix != SUFFIXES[format]:
         raise PolyNeXtError(f"{path} does not end in {SUFFIXES[format]}, as a file of format {format} should.")
+    require_place(path)
     preprocessing = run.preprocessing
     pictures = [open_picture(image) for image in images] or sample_images(preprocessing.channels)
     real = torch.stack([torch.from_numpy(preprocessing(picture)) for picture in pictures])

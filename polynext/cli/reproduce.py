@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 import tyro
 
 from polynext.cli.table import table
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, require_at_least
 from polynext.evaluation import ALL_NAMES
+from polynext.files import require_place
 from polynext.models import check_model
 from polynext.reproduction import TABLES, Setup, reproduce
 from polynext.reproduction.report import markdown
@@ -66,6 +67,9 @@ def main(
         for name, place in given.items():
             if not place.exists():
                 raise PolyNeXtError(f"--{option} {name}={place}: there is no such file or folder.")
+    require_at_least(1, seeds=seeds, batch_size=batch_size)
+    require_at_least(0, budget=budget, images=images, workers=workers)
+    require_place(out / "results" / "experiments.json")
     setup = Setup(
         out=out,
         data=places,
