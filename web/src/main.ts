@@ -1,5 +1,5 @@
 /** The page: a picture in, its encrypted journey, the answer out. */
-import { find, make, megabytes, seconds } from './dom.ts'
+import { find, make, megabytes } from './dom.ts'
 import { Input } from './input.ts'
 import { drawBytes } from './noise.ts'
 import type { Offer, Summary } from './offer.ts'
@@ -10,8 +10,8 @@ import { Ledger, showAnswer, showFacts, told, Work } from './view.ts'
 
 /** Keys up to this size are made when the page is opened, larger ones when they are needed. */
 const SMALL_KEYS = 150e6
-/** As they were made by a browser on a server's core: `python -m benchmarks.page`. */
-const KEY_BYTES_PER_SECOND = 15e6
+/** So fast Chromium made them on a server's core: `python -m benchmarks.page`. */
+const KEY_BYTES_PER_SECOND = 20e6
 
 const service = new Service()
 const ledger = new Ledger()
@@ -105,11 +105,11 @@ function leave(): void {
 }
 
 /** What the first question will take, for whoever would rather not. */
-function price({ upload_bytes, seconds: computing }: Summary): string {
-  const making = seconds((1000 * upload_bytes) / KEY_BYTES_PER_SECOND)
+function price({ upload_bytes, seconds }: Summary): string {
+  const making = Math.round(upload_bytes / KEY_BYTES_PER_SECOND)
   return (
-    `This network needs large keys: ${megabytes(upload_bytes)}. They are made when you first ask, in about ${making}, ` +
-    `and sent once. An answer then takes the server about ${seconds(1000 * computing)}.`
+    `This network needs large keys: ${megabytes(upload_bytes)}. They are made when you first ask, in about ${making} s, ` +
+    `and sent once. An answer then takes the server about ${Math.round(seconds)} s.`
   )
 }
 
