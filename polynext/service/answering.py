@@ -177,7 +177,8 @@ class Answerer:
             self.control.send((number, "refused", f"the keys cannot be used: {error}"))
             return
         reports, report = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=work, args=(network, assignment, keys, report, self.control), daemon=True)
+        ours = [self.control, reports, *(running.reports for running in self.running.values())]
+        process = FORK.Process(target=work, args=(network, assignment, keys, report, ours), daemon=True)
         process.start()
         report.close()
         self.running[number] = Running(process, reports, time.monotonic() + self.job_seconds)
@@ -201,10 +202,11 @@ class Answerer:
 
 
 def work(
-    network: Loaded, assignment: Assignment, keys: EvaluationKeys, report: Connection, control: Connection
+    network: Loaded, assignment: Assignment, keys: EvaluationKeys, report: Connection, answerers: list[Connection]
 ) -> None:
-    """What a fork does."""
-    control.close()  # else it would keep the pipe open after its answerer died
+    """What a fork does. It must not keep the answerer's ends of pipes open: they are how deaths are noticed."""
+    for connection in answerers:
+        connection.close()
     try:
         network.answer(assignment, keys, report)
         report.send(("done",))
