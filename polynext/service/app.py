@@ -163,7 +163,8 @@ def create_app(service: Service, tokens: Tokens | None = None) -> FastAPI:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         client = known.client(given.strip()) if kind.lower() == "bearer" else None
         if client is None:
-            raise Refusal(401, "token", "this service needs a token: send it as `Authorization: Bearer TOKEN`.")
+            why = "does not know this token" if given.strip() else "needs a token"
+            raise Refusal(401, "token", f"this service {why}: send one of its own as `Authorization: Bearer TOKEN`.")
         return client
 
     def offered(name: str) -> Network:

@@ -166,7 +166,7 @@ class Store:
             raise Refusal(
                 429,
                 "too_many_keys",
-                f"you have {mine} sets of keys here, and {client.keys} are allowed: delete one, or use one again.",
+                f"you have {mine} of {client.keys} sets of keys that you may have here: delete one, or use one again.",
                 retry_after=60,
             )
         size = sum(part.bytes for part in parts)

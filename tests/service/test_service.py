@@ -175,6 +175,8 @@ def test_tokens(start: Start, folder: Path, examples: np.ndarray, tmp_path: Path
     refusal(ann.http.post("/v1/keys", json=ann.manifest()), 429, "too_many_keys")
     with pytest.raises(PolyNeXtError, match="needs a token"):
         running.connect(tmp_path / "keys").predict(examples[:1])
+    with pytest.raises(PolyNeXtError, match="does not know this token"):
+        running.connect(tmp_path / "keys", token="c" * 20).predict(examples[:1])
     assert running.connect(tmp_path / "keys", token="b" * 20).predict(examples[:1]).labels
     file.write_text('[ann]\ntoken = "short"\n')
     with pytest.raises(PolyNeXtError, match=r"at least 16 characters"):

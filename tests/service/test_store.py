@@ -112,7 +112,7 @@ def test_everything_is_bounded(opened: Opener) -> None:
         store.require_place(BOB, 3.0)
     assert (refusal.value.status, refusal.value.code) == (429, "queue_full") and refusal.value.retry_after
     keys_of(store, ANN, "1")
-    with pytest.raises(Refusal, match="2 sets of keys here"):
+    with pytest.raises(Refusal, match="2 of 2 sets of keys"):
         keys_of(store, ANN, "2")
     with pytest.raises(Refusal, match="no room") as refusal:
         keys_of(store, BOB, "3")
