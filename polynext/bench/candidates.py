@@ -62,6 +62,10 @@ class Setting:
     image_size: int | None = None
     threads: int = 0
 
+    def tells_memory(self, candidate: Candidate) -> bool:
+        """Whether the memory of a process is the network's: on a CPU, a compiler takes more than what it compiles."""
+        return self.device.startswith("cuda") or "compiled" not in candidate.words
+
 
 def input_size(model: nn.Module, setting: Setting) -> tuple[int, int, int]:
     cfg: Any = model.pretrained_cfg

@@ -46,7 +46,7 @@ class Measurement:
     parameters: int
     macs: int
     batch: Timing
-    single: Timing
+    single: Timing | None
     batch_size: int
     memory: int | None = None
 
@@ -56,9 +56,9 @@ class Measurement:
         return self.batch_size / self.batch.median
 
     @property
-    def latency(self) -> float:
+    def latency(self) -> float | None:
         """Seconds for a single image."""
-        return self.single.median
+        return None if self.single is None else self.single.median
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,10 +69,10 @@ class Measurement:
             "images_per_second": self.throughput,
             "images_per_second_spread": self.batch.spread,
             "latency_seconds": self.latency,
-            "latency_spread": self.single.spread,
+            "latency_spread": self.single and self.single.spread,
             "memory_bytes": self.memory,
             "batch_seconds": self.batch.seconds,
-            "single_seconds": self.single.seconds,
+            "single_seconds": self.single and self.single.seconds,
         }
 
 
@@ -82,10 +82,11 @@ def measure(
     rounds: int,
     memory: bool,
     progress: Callable[[str], None] = lambda step: None,
+    latency: bool = True,
 ) -> list[Measurement]:
     """Every candidate's speed over the same rounds, and its memory in a process of its own."""
     bytes_of: dict[Candidate, int] = {}
-    for candidate in candidates if memory else ():
+    for candidate in filter(setting.tells_memory, candidates) if memory else ():
         progress(f"memory of {candidate.model} {candidate.engine}")
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             bytes_of[candidate] = process.submit(measure_memory, candidate, setting).result()
@@ -94,8 +95,9 @@ def measure(
     for candidate in candidates:
         progress(f"warming up {candidate.model} {candidate.engine}")
         run, images = prepare(candidate, setting)
-        for kind, batch in (("batch", images), ("single", images[:1].clone())):
-            turns[candidate, kind] = turn(run, batch, setting.device)
+        turns[candidate, "batch"] = turn(run, images, setting.device)
+        if latency:
+            turns[candidate, "single"] = turn(run, images[:1].clone(), setting.device)
     seconds: dict[tuple[Candidate, str], list[float]] = {key: [] for key in turns}
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}")
@@ -111,7 +113,7 @@ def measure(
                 parameters=count_parameters(model),
                 macs=count_macs(model, input_size(model, setting)),
                 batch=Timing(seconds[candidate, "batch"]),
-                single=Timing(seconds[candidate, "single"]),
+                single=Timing(seconds[candidate, "single"]) if latency else None,
                 batch_size=setting.batch_size,
                 memory=bytes_of.get(candidate),
             )

@@ -16,7 +16,7 @@ import polynext
 from polynext import paper
 from polynext.bench.candidates import Candidate, Setting
 from polynext.bench.figures import draw, leaders, require_picture
-from polynext.bench.timing import Measurement, measure
+from polynext.bench.timing import Measurement, Timing, measure
 from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.files import require_place
@@ -42,14 +42,14 @@ def main(
     """Measure speed and memory of networks, ours and timm's, in one run.
 
     All take turns, round after round: compare the figures of a run with each other rather than with another run's.
-    Memory is that of weights and feature maps, from a process of its own for each network; for compiled ones it
-    contains the compiler.
+    Memory is that of weights and feature maps, from a process of its own for each network. It is not measured for
+    compiled ones on a CPU, where it would be the compiler's.
 
     Args:
         models: names of models; a few small ones by default.
         engines: how to run them: eager, compiled, onnxruntime or openvino, after folded+ or bf16+ if wanted, as in
             folded+compiled. Eager by default; compiled for the paper's table.
-        paper_table: measure the models of the paper's throughput table, and show its figures beside.
+        paper_table: measure throughput of the models of the paper's table, and show its figures beside.
         device: cpu, or cuda, cuda:1 and so on.
         batch_size: images at a time for throughput; 128 on a GPU and 8 on a CPU by default.
         image_size: side of the images; each model's own by default.
@@ -80,13 +80,14 @@ def main(
     skipped = {c: c.obstacle for c in everything if c.obstacle}
     if not candidates:
         raise PolyNeXtError(f"nothing is left to measure: {next(iter(skipped.values()))}.")
-    with tqdm(total=(2 if memory else 1) * len(candidates) + rounds, leave=False, disable=None) as bar:
+    in_memory = sum(map(setting.tells_memory, candidates)) if memory else 0
+    with tqdm(total=in_memory + len(candidates) + rounds, leave=False, disable=None) as bar:
 
         def progress(step: str) -> None:
             bar.set_description(step)
             bar.update()
 
-        measured = measure(candidates, setting, rounds, memory, progress)
+        measured = measure(candidates, setting, rounds, memory, progress, latency=not paper_table)
 
     record: dict[str, Any] = {"setting": setting_of(setting), "measurements": [m.to_json() for m in measured]}
     if json:
@@ -139,8 +140,7 @@ def comparison(measured: Sequence[Measurement]) -> str:
             f"{m.throughput:.4g}",
             percent(m.batch.spread),
             f"{m.throughput / first.throughput:.2f}",
-            f"{1000 * m.latency:.4g}",
-            percent(m.single.spread),
+            *latency(m.single),
             megabytes(m),
             figure(paper.published_figure(m.candidate.model, "imagenet")),
         )
@@ -148,6 +148,10 @@ def comparison(measured: Sequence[Measurement]) -> str:
     ]
     header = ("model", "engine", "params (M)", "GMACs", "images/s", "spread", "ratio", "latency (ms)", "spread")
     return table((*header, "memory (MB)", "paper's top-1"), rows, left=(0, 1))
+
+
+def latency(single: Timing | None) -> tuple[str, str]:
+    return ("-", "-") if single is None else (f"{1000 * single.median:.4g}", percent(single.spread))
 
 
 def paper_models() -> list[str]:

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polynext.nn.dilated import dilated_depthwise
 from polynext.nn.inference import infers_on_cpu
+from polynext.nn.wide import FAST_WIDTH, wide_depthwise
 
 # What they do depends on whether gradients are wanted.
-torch.fx.wrap("dilated_depthwise")
+torch.fx.wrap("wide_depthwise")
 torch.fx.wrap("over_channels")
 
 
@@ -66,11 +66,12 @@ class DepthwiseConv2d(nn.Conv2d):
             device=device,
             dtype=dtype,
         )
+        self.wide = stride == 1 and (dilation > 1 or kernel_size > FAST_WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.dilation == (1, 1) or self.stride != (1, 1):
-            return self._conv_forward(x, self.weight, self.bias)
-        return dilated_depthwise(x, self.weight, self.padding[0], self.dilation[0], self.groups)
+        if self.wide:
+            return wide_depthwise(x, self.weight, self.padding[0], self.dilation[0], self.groups)
+        return self._conv_forward(x, self.weight, self.bias)
 
 
 def init_kaiming(*convolutions: nn.Conv2d) -> None:

@@ -13,9 +13,9 @@ where theta are the parameters of f, and u is computed again. No matrix product 
 weights, N x N for each head, are among what is computed again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -72,29 +72,133 @@ class ValueAndProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         grad_u, grad_y = grads
+        if grad_u is None and grad_y is None:
+            return (None,) * len(ctx.needs_input_grad)
         weight, *tensors = ctx.saved_tensors
-        needed = ctx.needs_input_grad[4:]
-        inputs = [t.detach().requires_grad_(n) for t, n in zip(tensors[: ctx.count], needed, strict=False)]
-        with torch.enable_grad(), recomputing(), torch.autocast(**ctx.autocast):
-            u = ctx.function(*inputs)
-            factor = u if ctx.before is None else ctx.before(u)
-        grad_weight = grad_factor = None
+        inputs, parameters = tensors[: ctx.count], tensors[ctx.count :]
+        last = tuple(ctx.before.parameters()) if ctx.before is not None else ()
+        with recomputing(), torch.autocast(**ctx.autocast):
+            u, gradients = pull_back(ctx.function, inputs, parameters[: len(parameters) - len(last)])
+            if ctx.before is not None:
+                factor, gradients_before = pull_back(ctx.before, [u], last)
+            else:
+                factor, gradients_before = u, alone
+        grad_weight = None
+        grads_of_last: Sequence[Any] = (None,) * len(last)
         if grad_y is not None:
             rows = grad_y.permute(0, 2, 3, 1).flatten(0, 2)
             if ctx.needs_input_grad[2]:
-                columns = factor.detach().permute(0, 2, 3, 1).flatten(0, 2)
+                columns = factor.permute(0, 2, 3, 1).flatten(0, 2)
                 grad_weight = (rows.T @ columns.to(rows.dtype)).to(weight.dtype)
             grad_factor = over_channels(grad_y, weight.T.to(rows.dtype)).to(factor.dtype)
-        ends = [(u, grad_u), (factor, grad_factor)]
-        if factor is u and grad_u is not None and grad_factor is not None:
-            ends = [(u, grad_factor.add_(grad_u))]
-        ends = [end for end in ends if end[1] is not None]
-        if not ends:
-            return (None,) * len(ctx.needs_input_grad)
-        outputs, gradients = zip(*ends, strict=True)
-        wanted = [t for t, n in zip([*inputs, *tensors[ctx.count :]], needed, strict=True) if n]
-        found = iter(torch.autograd.grad(outputs, wanted, gradients, allow_unused=True) if wanted else ())
-        return None, None, grad_weight, None, *(next(found) if n else None for n in needed)
+            grad_before, *grads_of_last = gradients_before(grad_factor)
+            grad_u = grad_before if grad_u is None else grad_before.add_(grad_u)
+        return None, None, grad_weight, None, *gradients(grad_u), *grads_of_last
+
+
+# From the gradient of a value to those of what it was made of: inputs first, then parameters.
+Gradients = Callable[[Tensor], Sequence[Any]]
+
+
+def pull_back(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor]
+) -> tuple[Tensor, Gradients]:
+    """A value, and how its gradient becomes those of the inputs and parameters.
+
+    Some functions know both by a method of this name, without PyTorch's record of operations.
+    """
+    own = getattr(function, "pull_back", None)
+    if own is not None and not torch.is_autocast_enabled(inputs[0].device.type):
+        return own(*inputs)
+    sources = [t.detach().requires_grad_() for t in inputs]
+    with torch.enable_grad():
+        value = function(*sources)
+    wanted = [*sources, *parameters]
+
+    def gradients(grad: Tensor) -> list[Tensor | None]:
+        learning = [t for t in wanted if t.requires_grad]
+        found = iter(torch.autograd.grad(value, learning, grad, allow_unused=True))
+        return [next(found) if t.requires_grad else None for t in wanted]
+
+    return value.detach(), gradients
+
+
+def alone(grad: Tensor) -> tuple[Tensor]:
+    return (grad,)
+
+
+class Identity:
+    """x, which is kept as it is."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def pull_back(self, x: Tensor) -> tuple[Tensor, Gradients]:
+        return x, alone
+
+
+identity = Identity()
+
+
+class NormedProduct:
+    """What `PolyMLP.mix` makes of (B, 2 C, H, W): the product of its halves, normed."""
+
+    def __init__(self, norm: nn.LayerNorm):
+        self.norm = norm
+
+    def __call__(self, ab: Tensor) -> Tensor:
+        a, b = ab.chunk(2, dim=1)
+        return self.norm(a * b)
+
+    def pull_back(self, ab: Tensor) -> tuple[Tensor, Gradients]:
+        a, b = ab.chunk(2, dim=1)
+        value, gradients_of_norm = layer_norm(a * b, self.norm.weight, self.norm.eps)
+
+        def gradients(grad: Tensor) -> tuple[Tensor, Tensor]:
+            grad_product, grad_weight = gradients_of_norm(grad)
+            grad_ab = torch.empty_like(ab)
+            grad_a, grad_b = grad_ab.chunk(2, dim=1)
+            torch.mul(grad_product, b, out=grad_a)
+            torch.mul(grad_product, a, out=grad_b)
+            return grad_ab, grad_weight
+
+        return value, gradients
+
+
+class NormedSum:
+    """x + scale drop norm(y), the scale being a part of the norm's weight."""
+
+    def __init__(self, norm: nn.LayerNorm, drop: Tensor | None):
+        self.norm, self.drop = norm, drop
+
+    def __call__(self, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        weight = self.norm.weight * scale.flatten()
+        normed = F.layer_norm(y.permute(0, 2, 3, 1), weight.shape, weight, None, self.norm.eps)
+        return add(x, normed.permute(0, 3, 1, 2), self.drop)
+
+    def pull_back(self, x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Gradients]:
+        own = self.norm.weight
+        normed, gradients_of_norm = layer_norm(y, own * scale.flatten(), self.norm.eps)
+
+        def gradients(grad: Tensor) -> tuple[Tensor, ...]:
+            grad_y, grad_weight = gradients_of_norm(grad if self.drop is None else grad * self.drop)
+            grad_scale = (grad_weight * own).sum_to_size(scale.flatten().shape).view_as(scale)
+            return grad, grad_y, grad_scale, grad_weight * scale.flatten()
+
+        return add(x, normed, self.drop), gradients
+
+
+def layer_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
+    """LayerNorm over the channels of (B, C, H, W), and the gradients of x and the weight."""
+    x = x.permute(0, 2, 3, 1)
+    value, mean, deviation = torch.native_layer_norm(x, weight.shape, weight, None, eps)
+
+    def gradients(grad: Tensor) -> tuple[Tensor, Tensor]:
+        arguments = (grad.permute(0, 2, 3, 1), x, weight.shape, mean, deviation, weight, None, [True, True, False])
+        grad_x, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(*arguments)
+        return grad_x.permute(0, 3, 1, 2), grad_weight
+
+    return value.permute(0, 3, 1, 2), gradients
 
 
 class Parts(NamedTuple):
@@ -114,9 +218,9 @@ def parts(branch: nn.Module) -> Parts | None:
         kernels = (branch.k_coarse.weight, branch.k_fine.weight, branch.k.weight)
         return Parts(None, branch.w_in, branch.mix, kernels, branch.w_out, branch.norm)
     if isinstance(branch, PolyMLP):
-        multiplies = type(branch).mix is PolyMLP.mix
-        mix = partial(normed_product, branch.norm) if multiplies else branch.mix
-        return Parts(None, branch.w_ab, mix, tuple(branch.norm.parameters()), branch.w_o, None)
+        norm, as_published = branch.norm, type(branch).mix is PolyMLP.mix
+        mix = NormedProduct(norm) if as_published and has_weight_alone(norm) else branch.mix
+        return Parts(None, branch.w_ab, mix, tuple(norm.parameters()), branch.w_o, None)
     if isinstance(branch, PolyAttention):
         outside = {id(p) for module in (branch.norm, branch.w_qkv, branch.w_out) for p in module.parameters()}
         inside = tuple(p for p in branch.parameters() if id(p) not in outside)
@@ -139,51 +243,21 @@ def add_branch(x: Recipe, branch: nn.Module, scale: Tensor, drop: Tensor | None)
     after = found.after
     if after is None:
         return Recipe(identity, (add(value, middle.product(last * scale.reshape(-1, 1)), drop),))
+    if has_weight_alone(after):
+        return Recipe(NormedSum(after, drop), (value, middle.product(last), scale), tuple(after.parameters()))
 
     def again(value: Tensor, result: Tensor, scale: Tensor) -> Tensor:
-        if isinstance(after, LayerNorm2d) and after.bias is None:
-            return add(value, layer_norm(result, after.weight * scale.flatten(), after.eps), drop)
         return add(value, scale * after(result), drop)
 
     return Recipe(again, (value, middle.product(last), scale), tuple(after.parameters()))
 
 
+def has_weight_alone(norm: nn.Module) -> TypeGuard[LayerNorm2d]:
+    return isinstance(norm, LayerNorm2d) and norm.bias is None
+
+
 def add(x: Tensor, y: Tensor, drop: Tensor | None) -> Tensor:
     return x + y if drop is None else torch.addcmul(x, drop, y)
-
-
-def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x.permute(0, 2, 3, 1), weight.shape, weight, None, eps).permute(0, 3, 1, 2)
-
-
-def identity(x: Tensor) -> Tensor:
-    return x
-
-
-def normed_product(norm: nn.Module, ab: Tensor) -> Tensor:
-    """What `PolyMLP.mix` computes."""
-    return norm(ProductOfHalves.apply(ab))
-
-
-class ProductOfHalves(torch.autograd.Function):
-    """(B, 2 C, H, W) to the product of its two halves; the gradients of both are written where they belong."""
-
-    @staticmethod
-    def forward(ctx: Any, ab: Tensor) -> Tensor:
-        ctx.save_for_backward(ab)
-        a, b = ab.chunk(2, dim=1)
-        return a * b
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Tensor:
-        (grad,) = grads
-        (ab,) = ctx.saved_tensors
-        a, b = ab.chunk(2, dim=1)
-        result = torch.empty_like(ab)
-        grad_a, grad_b = result.chunk(2, dim=1)
-        torch.mul(grad, b, out=grad_a)
-        torch.mul(grad, a, out=grad_b)
-        return result
 
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)

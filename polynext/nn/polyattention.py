@@ -4,24 +4,19 @@ Shape letters: B batch, H and W feature map, N = H W tokens, h heads, d channels
 """
 
 import math
-from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d
+from polynext.nn.kernel import kernel_tokens
 from polynext.nn.norm import LayerNorm2d, NormMaker, RowSumNorm
 from polynext.nn.windows import cut, mend
 
 Normalisation = Literal["l1", "row_sum", "softmax"]
-
-# Above BLOCK_ABOVE tokens the queries are taken QUERY_BLOCK at a time, so that memory grows with N and not with N^2.
-BLOCK_ABOVE = 2048
-QUERY_BLOCK = 512
 
 
 class PolyAttention(nn.Module):
@@ -171,32 +166,6 @@ def kernel_attention(
     return weighted, row_sum.squeeze(-1)
 
 
-def kernel_tokens(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
-    """`A V` (B, h, N, d) and the row sums of A (B, h, N, 1)."""
-    if not torch.jit.is_scripting() and needs_blocks(q):
-        return kernel_blocks(q, k, v, p, magnitudes)
-    return kernel_rows(q, k, v, p, magnitudes)
-
-
-def kernel_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
-    weights = integer_power(q @ k.transpose(-2, -1) + 1, p)  # Equation 6; q carries s
-    summed = weights.abs() if magnitudes and p % 2 == 1 else weights
-    return weights @ v, summed.sum(dim=-1, keepdim=True)
-
-
-@torch.jit.unused
-def needs_blocks(q: Tensor) -> bool:
-    return not torch.jit.is_tracing() and q.shape[-2] > BLOCK_ABOVE  # a traced size is not a number
-
-
-def kernel_blocks(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
-    """The rows a block of queries at a time, computed again in a backward pass instead of kept for it."""
-    recompute = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-    rows = partial(checkpoint, kernel_rows, use_reentrant=False) if recompute else kernel_rows
-    done = [rows(block, k, v, p, magnitudes) for block in q.split(QUERY_BLOCK, dim=-2)]
-    return torch.cat([part[0] for part in done], dim=-2), torch.cat([part[1] for part in done], dim=-2)
-
-
 @torch.fx.wrap
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     """softmax(Q K^T) V, (B, H, W, h, d)."""
@@ -204,15 +173,3 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Te
     qs, ks, vs = cut(q, window), cut(k, window), cut(v, window)
     done = [F.scaled_dot_product_attention(qs[i], ks[i], vs[i], scale=1.0) for i in range(len(qs))]
     return mend(done, height, width, window)
-
-
-def integer_power(x: Tensor, p: int) -> Tensor:
-    """x^p by repeated squaring: products only, and much faster than a general power."""
-    while p % 2 == 0:
-        x, p = x * x, p // 2
-    power = x
-    while p > 1:
-        x, p = x * x, p // 2
-        if p % 2 == 1:
-            power = power * x
-    return power

@@ -1,5 +1,6 @@
-"""Dilated depthwise convolution, with a backward pass of our own where PyTorch's is slow: on CPUs."""
+"""Depthwise convolution of wide reach, with a backward pass of our own where PyTorch's is slow: on CPUs."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-SMALL_MAP = 100  # positions: up to 10x10, whose phases are smaller than a 5x5 kernel of dilation 2
 FAST_WIDTH = 3  # of a depthwise kernel: oneDNN takes ten times as long for the gradient of a wider one
+SMALL_PHASE = 25  # positions: those of a 5x5 kernel
 
 
-def dilated_depthwise(x: Tensor, weight: Tensor, padding: int, dilation: int, channels: int) -> Tensor:
+def wide_depthwise(x: Tensor, weight: Tensor, padding: int, dilation: int, channels: int) -> Tensor:
     """x (B, C, H, W) with weight (C, 1, k, k), padded to keep the size."""
     if not torch.jit.is_scripting() and trains_on_cpu(x, weight):
         return train_on_cpu(x, weight, padding, dilation)
@@ -28,11 +29,11 @@ def trains_on_cpu(x: Tensor, weight: Tensor) -> bool:
 def train_on_cpu(x: Tensor, weight: Tensor, padding: int, dilation: int) -> Tensor:
     if torch.is_autocast_enabled("cpu"):
         x, weight = (t.to(torch.get_autocast_dtype("cpu")) for t in (x, weight))
-    return DilatedDepthwise.apply(x, weight, padding, dilation)
+    return WideDepthwise.apply(x, weight, padding, dilation)
 
 
-class DilatedDepthwise(torch.autograd.Function):
-    """PyTorch's CPU backward of a dilated depthwise convolution takes many times its forward; this one a few times.
+class WideDepthwise(torch.autograd.Function):
+    """PyTorch's CPU backward takes many times its forward if a kernel is dilated or wide; this one a few times.
 
     The gradient of the input is a depthwise convolution with the kernel turned round. That of the kernel is an ordinary
     one on the interleaved phases of the map, each a dense image: every d-th row and column. On small maps, where phases
@@ -54,7 +55,7 @@ class DilatedDepthwise(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=channels)
         if ctx.needs_input_grad[1]:
-            if x.shape[2] * x.shape[3] <= SMALL_MAP:
+            if math.ceil(x.shape[2] / d) * math.ceil(x.shape[3] / d) <= SMALL_PHASE:
                 grad_weight = kernel_gradient_by_pairs(x, grad, weight.shape[-1], d)
             else:
                 grad_weight = kernel_gradient(phases(x, d), phases(grad, d), weight.shape[-1])
