@@ -24,7 +24,7 @@ from polynext.nn import (
     RowSumNorm,
     SigmoidScale,
 )
-from polynext.nn import polyattention as attention_module
+from polynext.nn import kernel as kernel_module
 
 SIZE = (6, 5)
 DOUBLE = torch.float64
@@ -192,13 +192,17 @@ def test_attention_is_its_formula(normalisation, p: int, window: int | None) -> 
     module = randomise(
         PolyAttention(16, heads=2, head_dim=8, p=p, normalisation=normalisation, size=size, window=window)
     )
-    x = torch.randn(2, 16, height, width)
+    x = torch.randn(2, 16, height, width, requires_grad=True)
     mask = None
     if window:
         y, x_ = torch.meshgrid(torch.arange(height) // window, torch.arange(width) // window, indexing="ij")
         tile = (y * 100 + x_).flatten()
         mask = (tile[:, None] == tile).float()
-    torch.testing.assert_close(module(x), attention_by_hand(module, x, mask), rtol=1e-4, atol=1e-5)
+    ours, expected = module(x), attention_by_hand(module, x, mask)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    weights, learning = torch.randn_like(ours), (x, module.w_qkv.weight, module.k_v.weight)
+    for a, b in zip(*(torch.autograd.grad((y * weights).sum(), learning) for y in (ours, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * b.abs().max().item())
 
 
 @pytest.mark.parametrize("normalisation", ["l1", "row_sum"])
@@ -214,8 +218,8 @@ def test_blocks_of_queries_are_exact_in_values_gradients_and_statistics(monkeypa
         return [y, x.grad, *grads, *module.buffers()]
 
     whole = run()
-    monkeypatch.setattr(attention_module, "BLOCK_ABOVE", 1)
-    monkeypatch.setattr(attention_module, "QUERY_BLOCK", 7)
+    monkeypatch.setattr(kernel_module, "BLOCK_ABOVE", 1)
+    monkeypatch.setattr(kernel_module, "QUERY_BLOCK", 7)
     for a, b in zip(whole, run(), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -332,9 +336,9 @@ def test_sigmoid_scale_bounds_the_branch(logits: list[float], data) -> None:
 
 
 @pytest.mark.parametrize("size", [(8, 8), (13, 16), (21, 20), (5, 9)])
-@pytest.mark.parametrize("kernel", [3, 5])
-@pytest.mark.parametrize("dilation", [2, 3])
-def test_dilated_gradients_are_pytorchs(size, kernel: int, dilation: int) -> None:
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+def test_gradients_of_wide_kernels_are_pytorchs(size, kernel: int, dilation: int) -> None:
     conv = DepthwiseConv2d(6, kernel, dilation=dilation, dtype=DOUBLE)
     x = torch.randn(2, 6, *size, dtype=DOUBLE, requires_grad=True)
     expected = nn.functional.conv2d(x, conv.weight, padding=conv.padding, dilation=dilation, groups=6)
