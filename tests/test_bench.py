@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import polynext  # noqa: F401  (registers the models)
 from polynext import paper
-from polynext.bench import figures, timing
+from polynext.bench import figures, parts, timing
 from polynext.bench.candidates import Candidate, Setting
 from polynext.bench.timing import Measurement, Timing
 from polynext.cli import main
@@ -40,7 +40,7 @@ def test_candidates_take_turns(monkeypatch) -> None:
     monkeypatch.setattr(timing, "SHORTEST_TURN", 0.0)
     models = ("cpolynext_nano", "apolynext_nano")
     candidates = [Candidate(model, "eager") for model in models]
-    found = timing.measure(candidates, Setting("cpu", batch_size=3), rounds=4, memory=False)
+    found = timing.measure(candidates, Setting("cpu", batch_size=3), rounds=4, memory=())
     round_of_turns = [(model, size) for model in models for size in (3, 1)]
     warm_up = [turn for turn in round_of_turns for _ in range(2)]
     assert calls == warm_up + 4 * round_of_turns
@@ -164,6 +164,31 @@ def test_the_fastest_model_of_each_accuracy_is_named() -> None:
     assert "at least 83% top-1, ConvFormer-S18" in found[3]
     assert "at least 83.5% top-1, CPolyNeXt-S (83.9%) is the fastest at 3 images/s, 1.50 times as fast as" in found[4]
     assert len(found) == 5
+
+
+def test_parts_join_at_the_pace_of_their_reference_and_go_on_after_an_interruption(monkeypatch, tmp_path) -> None:
+    """The second part runs while the machine has half its speed."""
+    slowness = iter([1.0, 2.0, 3.0])
+    seconds = {"convformer_s18": 1.0, "cpolynext_small": 2.0, "cpolynext_tiny": 0.5}
+
+    def measure(candidates, setting, rounds, memory, progress, latency):
+        pace = next(slowness)
+        return [Measurement(c, 1, 1, Timing([pace * seconds[c.model]] * rounds), None, 8) for c in candidates]
+
+    monkeypatch.setattr(parts, "measure", measure)
+    reference, *others = (Candidate(name, "eager") for name in seconds)
+    groups, setting, path = [[reference], *([one] for one in others)], Setting("cpu", 8), tmp_path / "paper.json"
+    under_way = parts.measure_in_parts(reference, groups, setting, 3, memory=False)
+    parts.write(path, {"batch": 8}, [next(under_way), next(under_way)])
+    found = parts.read(path, {"batch": 8})
+    rest = list(parts.measure_in_parts(reference, groups, setting, 3, memory=False, done=found))
+    assert [[m.candidate for m in part] for part in rest] == [[reference, others[1]]]
+    speeds = {m.candidate.model: m.throughput for m in parts.joined([*found, *rest])}
+    reference_speed = speeds.pop("convformer_s18")
+    assert speeds["cpolynext_small"] == pytest.approx(reference_speed / 2)
+    assert speeds["cpolynext_tiny"] == pytest.approx(reference_speed * 2)
+    with pytest.raises(PolyNeXtError, match="measurements with another batch"):
+        parts.read(path, {"batch": 16})
 
 
 def test_scaling_figure_has_every_family(tmp_path: Path) -> None:

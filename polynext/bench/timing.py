@@ -75,18 +75,31 @@ class Measurement:
             "single_seconds": self.single and self.single.seconds,
         }
 
+    @classmethod
+    def from_json(cls, record: dict[str, Any], batch_size: int) -> "Measurement":
+        single = record["single_seconds"]
+        return cls(
+            Candidate(record["model"], record["engine"]),
+            parameters=record["parameters"],
+            macs=record["macs"],
+            batch=Timing(record["batch_seconds"]),
+            single=None if single is None else Timing(single),
+            batch_size=batch_size,
+            memory=record["memory_bytes"],
+        )
+
 
 def measure(
     candidates: Sequence[Candidate],
     setting: Setting,
     rounds: int,
-    memory: bool,
+    memory: Sequence[Candidate],
     progress: Callable[[str], None] = lambda step: None,
     latency: bool = True,
 ) -> list[Measurement]:
-    """Every candidate's speed over the same rounds, and its memory in a process of its own."""
+    """Every candidate's speed over the same rounds, and the memory of some, each in a process of its own."""
     bytes_of: dict[Candidate, int] = {}
-    for candidate in filter(setting.tells_memory, candidates) if memory else ():
+    for candidate in filter(setting.tells_memory, memory):
         progress(f"memory of {candidate.model} {candidate.engine}")
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             bytes_of[candidate] = process.submit(measure_memory, candidate, setting).result()

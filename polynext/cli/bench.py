@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 import polynext
 from polynext import paper
+from polynext.bench import parts
 from polynext.bench.candidates import Candidate, Setting
 from polynext.bench.figures import draw, leaders, require_picture
 from polynext.bench.timing import Measurement, Timing, measure
@@ -41,7 +42,9 @@ def main(
 ) -> None:
     """Measure speed and memory of networks, ours and timm's, in one run.
 
-    All take turns, round after round: compare the figures of a run with each other rather than with another run's.
+    All take turns, round after round: compare the figures of a run with each other rather than with another run's. The
+    paper's models are measured one by one, each in turns with ConvFormer-S18; with --out, an interrupted measurement
+    goes on where it was.
     Memory is that of weights and feature maps, from a process of its own for each network. It is not measured for
     compiled ones on a CPU, where it would be the compiler's.
 
@@ -80,16 +83,30 @@ def main(
     skipped = {c: c.obstacle for c in everything if c.obstacle}
     if not candidates:
         raise PolyNeXtError(f"nothing is left to measure: {next(iter(skipped.values()))}.")
-    in_memory = sum(map(setting.tells_memory, candidates)) if memory else 0
-    with tqdm(total=in_memory + len(candidates) + rounds, leave=False, disable=None) as bar:
+    about = setting_of(setting)
+    steps = len(candidates) + (sum(map(setting.tells_memory, candidates)) if memory else 0)
+    with tqdm(leave=False, disable=None) as bar:
 
         def progress(step: str) -> None:
             bar.set_description(step)
             bar.update()
 
-        measured = measure(candidates, setting, rounds, memory, progress, latency=not paper_table)
+        if paper_table:
+            bar.total = steps + len(names) * (1 + rounds)
+            engine = "eager" if "eager" in engines else engines[0]
+            reference = Candidate(str(paper.timm_name(PAPER_REFERENCE)), engine)
+            groups = [[c for c in candidates if c.model == name] for name in names]
+            found = parts.read(out, about) if out else []
+            for part in parts.measure_in_parts(reference, groups, setting, rounds, memory, progress, found):
+                found.append(part)
+                if out:
+                    parts.write(out, about, found)
+            measured = parts.joined(found)
+        else:
+            bar.total = steps + rounds
+            measured = measure(candidates, setting, rounds, candidates if memory else (), progress)
 
-    record: dict[str, Any] = {"setting": setting_of(setting), "measurements": [m.to_json() for m in measured]}
+    record: dict[str, Any] = {"setting": about, "measurements": [m.to_json() for m in measured]}
     if json:
         print(jsonlib.dumps(record, indent=2))
     else:
@@ -104,7 +121,7 @@ def main(
             print(comparison(measured))
         for candidate, reason in skipped.items():
             print(f"{candidate.model} {candidate.engine}: not measured, {reason}")
-    if out:
+    if out and not paper_table:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(jsonlib.dumps(record, indent=2))
     if plot:
