@@ -3,10 +3,13 @@
     python benchmarks/throughput.py --models cpolynext_small convformer_s18 caformer_s18 --threads 1
 
 As `polynext bench`, with a large float32 matrix product among those that take turns. The share of the limit is
-(images/s x multiply-accumulates per image) / (multiply-accumulates per second of the matrix product).
+(images/s x multiply-accumulates per image) / (multiply-accumulates per second of the matrix product). Eager networks of
+ours are also measured with the matrix products of `F.linear` in place of oneDNN's.
 """
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 
 import timm
 import torch
@@ -15,9 +18,20 @@ from polynext.bench.candidates import Candidate, Setting, input_size, prepare
 from polynext.bench.timing import Timing, turn
 from polynext.cli.table import table
 from polynext.memory import keep_freed_memory
+from polynext.models import is_polynext
 from polynext.models.costs import count_macs
+from polynext.nn import inference
 
 MATRIX = 2048
+
+
+def with_linear(take: Callable[[], float]) -> float:
+    """A turn without oneDNN's matrix products."""
+    available, inference.AVAILABLE = inference.AVAILABLE, False
+    try:
+        return take()
+    finally:
+        inference.AVAILABLE = available
 
 
 def main() -> None:
@@ -34,20 +48,24 @@ def main() -> None:
     turns = {candidate: turn(*prepare(candidate, setting), "cpu") for candidate in candidates}
     multiply = turn(lambda matrix: matrix @ matrix, torch.randn(MATRIX, MATRIX), "cpu")
 
-    seconds: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
+    rows_of = {(candidate, candidate.engine): take for candidate, take in turns.items()}
+    for candidate, take in turns.items():
+        if candidate.engine == "eager" and is_polynext(candidate.model):
+            rows_of[candidate, "eager, F.linear"] = partial(with_linear, take)
+    seconds: dict[tuple[Candidate, str], list[float]] = {row: [] for row in rows_of}
     products = []
     for _ in range(args.rounds):
         products.append(multiply())
-        for candidate, take in turns.items():
-            seconds[candidate].append(take())
+        for row, take in rows_of.items():
+            seconds[row].append(take())
     limit = MATRIX**3 / Timing(products).median
     rows = []
-    for candidate, times in seconds.items():
+    for (candidate, engine), times in seconds.items():
         model = timm.create_model(candidate.model, device="meta")
         timing = Timing(times)
         rate = args.batch / timing.median
         share = rate * count_macs(model, input_size(model, setting)) / limit
-        rows.append((candidate.model, candidate.engine, f"{rate:.2f}", f"{timing.spread:.0%}", f"{share:.2f}"))
+        rows.append((candidate.model, engine, f"{rate:.2f}", f"{timing.spread:.0%}", f"{share:.2f}"))
     print(f"batch {args.batch}, float32, {args.threads} thread(s), torch {torch.__version__}")
     print(f"matrix product: {limit / 1e9:.1f} G multiply-accumulates/s")
     print(table(("model", "engine", "images/s", "spread", "of limit"), rows, left=(0, 1)))

@@ -56,7 +56,7 @@ def main(
         device: cpu, or cuda, cuda:1 and so on.
         batch_size: images at a time for throughput; 128 on a GPU and 8 on a CPU by default.
         image_size: side of the images; each model's own by default.
-        threads: CPU threads; all by default.
+        threads: CPU threads; all by default. The seconds of a single one are CPU time, less disturbed by other work.
         rounds: how many turns each network gets.
         memory: measure memory too.
         plot: draw accuracy against size, cost and measured speed to this file.
