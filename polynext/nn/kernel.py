@@ -39,11 +39,11 @@ def kernel_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tu
 
 
 @torch.jit.unused
-def learns(*inputs: Tensor) -> bool:
+def learns(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a backward pass may follow, of what PyTorch runs as it comes. A trace has no operations of our own."""
     if torch.jit.is_tracing() or torch.compiler.is_compiling() or transformed():
         return False
-    return torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    return torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
 
 
 @torch.jit.unused
