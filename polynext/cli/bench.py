@@ -138,6 +138,7 @@ def setting_of(setting: Setting) -> dict[str, Any]:
     return {
         "device": f"{setting.device} ({device or platform.machine()})",
         "batch": setting.batch_size,
+        "image size": setting.image_size or "each model's own",
         "threads": setting.threads or torch.get_num_threads(),
         "torch": torch.__version__,
         "timm": timm.__version__,
