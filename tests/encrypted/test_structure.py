@@ -19,8 +19,9 @@ from polynext.encrypted import Limits, Offer, make_plan
 from polynext.encrypted.backends import get_backend
 from polynext.encrypted.files import check_fits, header_for
 from polynext.encrypted.packing import diagonals_of, layout_of, matrix_diagonals, target_of
+from polynext.encrypted.parameters import Parameters
 from polynext.encrypted.planner import BASIS, DoesNotFitError, worth_keeping
-from polynext.encrypted.precision import flipped
+from polynext.encrypted.precision import NoisyEvaluator, flipped
 from polynext.errors import PolyNeXtError
 from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from polynext.preprocessing import Preprocessing
@@ -135,6 +136,22 @@ def test_clients_pack_pictures_in_patches(kernel: int) -> None:
     assert counted.total("multiply_plain") == plan.bill.plaintext_products
     # The image's own map has one diagonal for each distance between channels and not one for each between pixels.
     assert len(plan.program.steps[0].forms[0].terms[0].offsets) <= 9 * 16
+
+
+def test_the_noise_of_a_rotation_is_known_slot_by_slot() -> None:
+    """The first slots have a hundred times that of the others."""
+    parameters = Parameters(2**13, (40, 40, 40), 30, 30, 36, 30)
+    ring = get_backend("seal").ring(parameters)
+    found = []
+    for _ in range(24):
+        key = ring.generate_key()
+        rotated = ring.evaluator(key.evaluation_keys([1])).rotate(key.encrypt(np.zeros(parameters.slots)), 1)
+        found.append(key.decrypt(rotated))
+    measured = np.sqrt(np.mean(np.square(found), axis=0))
+    predicted = NoisyEvaluator(parameters, (1,)).switching(0) * np.sqrt(parameters.slots) / parameters.input_scale
+    assert predicted[0] > 50 * np.median(predicted)
+    np.testing.assert_allclose(measured[:3], predicted[:3], rtol=0.7)
+    np.testing.assert_allclose(np.median(measured), np.median(predicted), rtol=0.1)
 
 
 def test_the_error_of_the_logits_is_told_beforehand(patches: PolyNeXt, lowered: Circuit) -> None:
