@@ -195,10 +195,15 @@ def draw(sweep: DesignSweep, designs: Sequence[Design], path: Path) -> None:
     axes = figure.subplots()
     edge = points(best)
     axes.step([x for x, _, _ in edge], [y for _, y, _ in edge], where="post", color="#1b9e77", alpha=0.6)
-    for seconds, accuracy, one in points(designs):
+    for number, (seconds, accuracy, one) in enumerate(sorted(points(designs), key=lambda point: point[0])):
         axes.plot(seconds, accuracy, "o", color="#1b9e77" if one in best else "#888888")
-        words = f"{one.stages}, {one.stacks} stacks"
-        axes.annotate(words, (seconds, accuracy), xytext=(5, -9), textcoords="offset points", fontsize=7)
+        axes.annotate(
+            one.name, (seconds, accuracy), xytext=(5, (-9, 4)[number % 2]), textcoords="offset points", fontsize=7
+        )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(which="minor", labelsize=7)
     axes.set_xlabel("planned seconds an image, on one core")
     axes.set_ylabel("accuracy after a short training (%)")
     axes.set_title(title(sweep), fontsize=10)

@@ -399,7 +399,7 @@ class Search:
             ("noise would change {} of the predictions", found.flips, self.limits.flips),
         ):
             if not value <= allowed:
-                sentence = f"its {what.format(f'{value:.1g}')} where {allowed:g} is allowed"
+                sentence = f"its {what.format(f'{value:.2g}')} where {allowed:g} is allowed"
                 raise TooImpreciseError(sentence, found.error / self.limits.error)
         tally = Tally(plan.parameters, plan.program.rotations)
         shared = Shared(plan.program, encode_program(plan.program, tally), tally, self.costs, processes=2)
