@@ -28,8 +28,9 @@ from polynext.errors import PolyNeXtError
 
 FORK = multiprocessing.get_context("fork")
 
-# A ciphertext is as long written, and as long read, as so many additions take.
-HANDING_ON = 8
+# A ciphertext is as long written, and as long read, as so many additions take. Processes that compute at the same time
+# wait for the same memory, so that each takes so many times as long; and they take so many seconds to begin.
+HANDING_ON, CROWDING, BEGINNING = 8, 1.15, 0.1
 
 
 @dataclass(eq=False)
@@ -271,7 +272,7 @@ class Shared:
         """How long it should take."""
         sharing, forms = self.evaluators(None)
         execute(self.program, forms, sharing, sharing.image())
-        return sharing.seconds
+        return sharing.seconds if self.processes == 1 else CROWDING * sharing.seconds + BEGINNING
 
     def run(self, image: Ciphertext, ring: Ring) -> Ciphertext:
         if self.processes == 1:
