@@ -149,6 +149,7 @@ def answer(
         out: the answer to send back.
         processes: how many, each on a core: they work on several ciphertexts at a time, or share the only one.
     """
+    require_at_least(1, processes=processes)
     from polynext.encrypted.server import Server
 
     start = time.perf_counter()

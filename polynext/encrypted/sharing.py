@@ -52,13 +52,15 @@ class Deferred:
     values: Array
     level: int
     scale: float
+    made: Plaintext | None = None
 
     def encode(self, evaluator: Evaluator) -> Plaintext:
         """If all values round to zero, the smallest multiple, which drowns in the noise: the others count on a term."""
-        made = evaluator.encode(self.values, self.level, self.scale)
-        if made is not None:
-            return made
-        return evaluator.encode(np.full(len(self.values), 1 / self.scale), self.level, self.scale)
+        if self.made is None:
+            self.made = evaluator.encode(self.values, self.level, self.scale)
+        if self.made is None:
+            self.made = evaluator.encode(np.full(len(self.values), 1 / self.scale), self.level, self.scale)
+        return self.made
 
 
 class Exchange:
