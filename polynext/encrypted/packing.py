@@ -134,14 +134,27 @@ def next_power_of_two(n: int) -> int:
 
 
 def layout_of(
-    shape: Sequence[int], axes: Sequence[int], images: int, slots: int, mirrored: bool = False, stride: int = 0
+    shape: Sequence[int],
+    axes: Sequence[int],
+    images: int,
+    slots: int,
+    mirrored: bool = False,
+    stride: int = 0,
+    phases: int = 1,
 ) -> Layout | None:
     """A value's axes in this order, the leading one with the images inside it; None if that does not fit.
 
     `mirrored` turns the second half of the leading axis around, so that reversing the channels is a shift by half of
-    them. `stride` is how many slots each index of the leading axis takes for one image.
+    them. `stride` is how many slots each index of the leading axis takes for one image. Of a feature map, positions
+    whose rows and columns are equal modulo `phases` lie together: a map to fewer positions then takes whole blocks of
+    slots to others, as if the phases were channels.
     """
-    counted = np.arange(math.prod(shape)).reshape(shape).transpose(axes)
+    counted = np.arange(math.prod(shape)).reshape(shape)
+    if phases > 1:
+        channels, height, width = shape
+        parts = counted.reshape(channels, height // phases, phases, width // phases, phases)
+        counted = parts.transpose(0, 2, 4, 1, 3).reshape(channels, phases**2, -1)
+    counted = counted.transpose(axes)
     lead = counted.shape[0] if counted.ndim else 1
     rest = counted.size // lead
     stride = stride or rest
@@ -353,9 +366,6 @@ def structured_diagonals(
     outer_entries, inner_entries = (
         [np.concatenate(each) for each in zip(*side, strict=True)] for side in (rows, columns)
     )
-    masks = [int(np.bitwise_or.reduce(np.concatenate(side[:2]), axis=None)) for side in (outer_entries, inner_entries)]
-    if masks[0] & masks[1]:
-        return None
     wraps = source.period > target.period  # bits above the target's are summed over: no offset need reach them
     turn = min(source.period, target.period)
     sides = []
@@ -379,8 +389,9 @@ def structured_diagonals(
 
 
 def adds_up(codes: Indices, channels: Indices, positions: Indices) -> bool:
-    """Whether (images, channels, positions) slots are the sums of these."""
-    return bool((codes == channels[:, :, None] + positions).all())
+    """Whether (images, channels, positions) slots are the sums of these, which have no bits in common."""
+    mixed = np.bitwise_or.reduce(channels, axis=None) & np.bitwise_or.reduce(positions)
+    return not mixed and bool((codes == channels[:, :, None] + positions).all())
 
 
 def factor_of(offset: Indices, where: Indices, term: Indices, value: Array, terms: int) -> tuple[Indices, Factor]:

@@ -29,7 +29,7 @@ from polynext.encrypted.backends import get_backend
 from polynext.encrypted.backends.protocol import Backend, Costs, Security
 from polynext.encrypted.execution import encode_program, execute
 from polynext.encrypted.joining import join_values
-from polynext.encrypted.levels import Stage, needed_prime_bits, stages_of
+from polynext.encrypted.levels import Stage, computed, needed_prime_bits, operands_of, stages_of, terms_of
 from polynext.encrypted.parameters import Parameters
 from polynext.encrypted.precision import predict
 from polynext.encrypted.program import Program, build_program, choose_giant_steps
@@ -285,12 +285,12 @@ class Search:
             return draft.seconds if isinstance(draft, Draft) else math.inf
 
         for kept in dict.fromkeys(choices.by_reason()):
-            made[kept] = self.draft(choices, kept)
+            made[kept] = self.draft(choices, kept, min(map(seconds, made), default=math.inf))
         first = min(made, key=seconds)
         while len(made) < PATIENCE and seconds(first) < math.inf:
             untried = (kept for kept in choices.near(first) if kept not in made)
             for kept in itertools.islice(untried, PATIENCE - len(made)):
-                made[kept] = self.draft(choices, kept)
+                made[kept] = self.draft(choices, kept, seconds(first))
             better = min(made, key=seconds)
             if seconds(better) == seconds(first):
                 break
@@ -325,17 +325,28 @@ class Search:
                 reason = reason or error
         return best, reason
 
-    def draft(self, choices: Choices, kept: Kept) -> Draft | DoesNotFitError:
-        """A plan without its scales, and with more keys than there may be."""
+    def draft(self, choices: Choices, kept: Kept, limit: float = math.inf) -> Draft | DoesNotFitError:
+        """A plan without its scales, and with more keys than there may be; none that takes longer than a limit for
+        certain."""
         try:
             unbuilt = choices.circuit(kept)
-            # Levels do not depend on what comes after, and what is too deep needs no packing.
-            self.parameters(unbuilt)
+            # Levels do not depend on what comes after, and what is too deep or too slow needs no packing.
+            if self.least_seconds(unbuilt, self.parameters(unbuilt)) > limit:
+                raise DoesNotFitError("it is faster otherwise")
             plan = self.plan(structured(split(unbuilt, self.ring_degree // 2 // self.images)))
             periods = tuple(layout.period for layout in plan.program.layouts[:-1])
             return Draft(plan.circuit, plan.parameters, plan.bill.seconds, periods)
         except DoesNotFitError as error:
             return error
+
+    def least_seconds(self, circuit: Circuit, parameters: Parameters) -> float:
+        """What the products with weights take if each has a weight in every slot, and two of them for joined values."""
+        products: Counter[tuple[str, int]] = Counter()
+        for node, stage in zip(computed(circuit), stages_of(circuit, self.lazy), strict=True):
+            for operand, how in zip(operands_of(node), stage.operands, strict=True):
+                entries = 0 if isinstance(how, int) else sum(term.map.entries for term in terms_of(operand))
+                products["multiply_plain", parameters.primes_at(stage.level)] += entries * self.images
+        return self.costs(products) / (2 * parameters.slots)
 
     def parameters(self, circuit: Circuit) -> Parameters:
         stages = stages_of(circuit, self.lazy)

@@ -102,6 +102,8 @@ class Builder:
     def __init__(self, circuit: Circuit, slots: int, images: int, spread: Collection[int], draft: bool):
         self.circuit, self.images, self.spread, self.draft = circuit, images, spread, draft
         self.block = block_size(circuit, images, spread)
+        shapes = [node.shape for node in (circuit.input, *computed(circuit))]
+        self.coarsest = min((s[-2:] for s in shapes if len(s) > 2 and s[-2:] > (1, 1)), default=(1, 1))
         self.groups = max(slots // 2 // self.block, 1) if self.block else 1
         self.program = Program(slots)
         fitting = self.candidates(circuit.input)
@@ -168,8 +170,15 @@ class Builder:
             # Channels come first in a feature map; where positions were flattened, they may come second.
             orders = [(0, 1), (1, 0)] if len(shape) == 2 else [tuple(range(len(shape)))]
             mirrored = not isinstance(node, Input)  # only the network's own channels are ever flipped
-            found = [layout_of(shape, axes, images, slots, mirrored) for axes in orders]
+            phases = self.phases(shape)
+            found = [layout_of(shape, axes, images, slots, mirrored, phases=phases) for axes in orders]
         return [layout for layout in found if layout is not None]
+
+    def phases(self, shape: Sequence[int]) -> int:
+        """By how much the sides of a feature map are longer than those of the network's last one."""
+        (height, width), (least, narrowest) = shape[-2:], self.coarsest
+        fits = len(shape) == 3 and height % least == width % narrowest == 0 and height // least == width // narrowest
+        return height // least if fits else 1
 
     def too_long(self, node: Node) -> PolyNeXtError:
         return PolyNeXtError(

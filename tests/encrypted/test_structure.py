@@ -1,5 +1,6 @@
 """Maps that keep their structure: the same as their matrices, and the same diagonals in the slots."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ SIZE = 4
 
 @st.composite
 def pieces(draw: st.DrawFn) -> tuple[list[LinearMap], int]:
-    """Layers of a network on 4x4 feature maps, and the channels they begin with."""
+    """Layers of a network on 4x4 feature maps, the last of them maybe to 2x2, and the channels they begin with."""
     rng = np.random.default_rng(draw(st.integers(0, 999)))
     first = channels = draw(st.sampled_from([1, 2, 4]))
     made: list[LinearMap] = []
@@ -52,6 +53,9 @@ def pieces(draw: st.DrawFn) -> tuple[list[LinearMap], int]:
         else:
             entries = np.arange(channels * SIZE * SIZE).reshape(channels, -1)
             made.append(Gather(entries[::-1].ravel(), entries.size))
+    if draw(st.booleans()):
+        weight = rng.normal(size=(2 * channels, channels, 3, 3))
+        made.append(Convolution(weight, (SIZE, SIZE), stride=(2, 2), padding=(1, 1)))
     return made, first
 
 
@@ -67,16 +71,19 @@ def test_a_structure_is_the_matrix(case: tuple[list[LinearMap], int]) -> None:
     np.testing.assert_allclose(found(x), whole(x), atol=1e-9)
 
 
-@given(pieces(), st.sampled_from([1, 2]), st.booleans())
+@given(pieces(), st.sampled_from([1, 2]), st.booleans(), st.sampled_from([1, 2]))
 @settings(deadline=None, max_examples=60)
 def test_diagonals_by_structure_are_those_written_out(
-    case: tuple[list[LinearMap], int], images: int, mirrored: bool
+    case: tuple[list[LinearMap], int], images: int, mirrored: bool, phases: int
 ) -> None:
     made, channels = case
     found = kronecker(chain(made), SIZE * SIZE)
     assert found is not None
-    shapes = [(c, SIZE, SIZE) for c in (channels, found.shape_out[0])]
-    source, layout = (layout_of(shape, range(3), images, 1024, mirrored) for shape in shapes)
+    side = math.isqrt(found.shape_out[1])
+    source = layout_of((channels, SIZE, SIZE), range(3), images, 1024, mirrored, phases=phases)
+    layout = layout_of(
+        (found.shape_out[0], side, side), range(3), images, 1024, mirrored, phases=min(phases, side // 2)
+    )
     assert source is not None and layout is not None
     target, _ = target_of(layout, 2)
     repeated = 1023 & ~target.used & ~source.used
@@ -136,6 +143,25 @@ def test_clients_pack_pictures_in_patches(kernel: int) -> None:
     assert counted.total("multiply_plain") == plan.bill.plaintext_products
     # The image's own map has one diagonal for each distance between channels and not one for each between pixels.
     assert len(plan.program.steps[0].forms[0].terms[0].offsets) <= 9 * 16
+
+
+def test_halving_the_resolution_takes_few_diagonals() -> None:
+    """Positions of one phase lie together, so that the map to half the resolution sees them as channels."""
+    torch.manual_seed(0)
+    stages = tuple(StageConfig(width=width, cells=1, stacks=1, coarse_kernel=3) for width in (4, 8))
+    config = PolyNeXtConfig(stages=stages, scale_logits=(1.0, 0.5) * 2, stem_kernel=1, stem_stride=1)
+    model = PolyNeXt(config, in_chans=3, num_classes=3, img_size=16, blocks=FullyPolynomialBlocks())
+    settled(model, torch.randn(64, 3, 16, 16))
+    images = np.random.default_rng(0).normal(size=(8, 3, 16, 16))
+    limits = Limits(memory=4 * 2**30, keys=2**30, error=0.1, flips=1.0)
+    plan = make_plan(lower(model), images, limits=limits, backend="clear", costs=SAME_EVERYWHERE)
+    result, _ = run_clear(plan.program, plan.parameters, images[:1])
+    np.testing.assert_allclose(result, logits(model, images[:1]), atol=1e-9)
+    sizes = [layout.codes.shape[1] for layout in plan.program.layouts]
+    first = sizes.index(8 * 8 * 8)
+    (form,) = plan.program.steps[first - 1].forms
+    # A channel less for each, or one more: 8 distances. Each tap is one phase, or the same of a neighbour: 4 shifts.
+    assert all(len(form.offsets(source)) <= 8 * 4 for source in form.sources)
 
 
 def test_the_noise_of_a_rotation_is_known_slot_by_slot() -> None:
