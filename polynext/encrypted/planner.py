@@ -1,32 +1,28 @@
 """Decides how a circuit is to be run encrypted, and tells the bill before any key is made."""
 
-import copy
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
+from polynext.circuit.graph import Circuit, Product
 from polynext.circuit.maps import Array
 from polynext.circuit.rewrites import (
     factor_sums,
-    inverse,
     merge_linear_maps,
-    mixes_positions_only,
     normalise,
     patches_first,
-    rebase,
     split,
     structured,
-    unbuild_sums,
 )
 from polynext.circuit.structure import TooWideError
 from polynext.encrypted.backends import get_backend
 from polynext.encrypted.backends.protocol import Backend, Costs, Security
+from polynext.encrypted.choices import Choices, Kept
 from polynext.encrypted.execution import encode_program, execute
 from polynext.encrypted.joining import join_values
 from polynext.encrypted.levels import Stage, computed, needed_prime_bits, operands_of, stages_of, terms_of
@@ -36,7 +32,7 @@ from polynext.encrypted.program import Program, build_program, choose_giant_step
 from polynext.encrypted.rotations import choose_rotations
 from polynext.encrypted.sharing import Shared
 from polynext.encrypted.tally import Tally
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, require_share
 
 MEBIBYTE = 2**20
 
@@ -86,6 +82,9 @@ class Limits:
     ring_degrees: tuple[int, ...] | None = None
     error: float = 1e-3
     flips: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_share(error=self.error, flips=self.flips)
 
 
 @dataclass(frozen=True)
@@ -189,62 +188,12 @@ class Draft:
     periods: tuple[int, ...]  # of the layouts of its values, but for the result's
 
 
-Kept = frozenset[tuple[Node, str]]  # values that are computed for their own sake, and why
-
-
 @dataclass(frozen=True)
 class Found:
     """A plan, and the values it keeps."""
 
     plan: Plan
     kept: Kept
-
-
-class Choices:
-    """The values of a circuit that may be worth computing for their own sake, and the circuits with some of them."""
-
-    def __init__(self, merged: Circuit):
-        self.merged = merged
-        self.reasons = worth_keeping(merged)
-        self.unbuilt: dict[Kept, Circuit | None] = {}
-
-    @property
-    def skewed(self) -> bool:
-        return any(SKEWED in reasons for reasons in self.reasons.values())
-
-    def without_skewed(self) -> "Choices":
-        less = copy.copy(self)
-        less.reasons = {node: tuple(r for r in reasons if r != SKEWED) for node, reasons in self.reasons.items()}
-        return less
-
-    def circuit(self, kept: Kept) -> Circuit:
-        """The circuit with these values kept and all other sums unbuilt."""
-        if kept not in self.unbuilt:
-            try:
-                self.unbuilt[kept] = unbuild_sums(with_kept(self.merged, kept))
-            except TooWideError:
-                self.unbuilt[kept] = None
-        circuit = self.unbuilt[kept]
-        if circuit is None:
-            raise DoesNotFitError("its maps grow too wide")
-        return circuit
-
-    def by_reason(self) -> Iterator[Kept]:
-        """All values that there are some reasons for, the most reasons first; any basis is one reason."""
-        known = [{BASIS, SKEWED}, {POSITIONS}, {SHARED}]
-        for count in reversed(range(len(known) + 1)):
-            for groups in itertools.combinations(known, count):
-                chosen = set().union(*groups)
-                allowed = {node: [r for r in reasons if r in chosen] for node, reasons in self.reasons.items()}
-                yield frozenset((node, reasons[0]) for node, reasons in allowed.items() if reasons)
-
-    def near(self, kept: Kept) -> Iterator[Kept]:
-        """One value more, one less, or one for another reason."""
-        for node, reasons in self.reasons.items():
-            others = frozenset(each for each in kept if each[0] is not node)
-            for changed in (others, *(others | {(node, reason)} for reason in reasons)):
-                if changed != kept:
-                    yield changed
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,6 +285,8 @@ class Search:
             plan = self.plan(structured(split(unbuilt, self.ring_degree // 2 // self.images)))
             periods = tuple(layout.period for layout in plan.program.layouts[:-1])
             return Draft(plan.circuit, plan.parameters, plan.bill.seconds, periods)
+        except TooWideError:
+            return DoesNotFitError("its maps grow too wide")
         except DoesNotFitError as error:
             return error
 
@@ -422,44 +373,6 @@ class Search:
             flips=found.flips,
         )
         return replace(plan, bill=bill)
-
-
-# Why a value may be worth computing for its own sake: as a well-conditioned map of a sum it can stand for the sum, and
-# as a less well-conditioned one it can, if noise is small; it mixes positions before channels are mixed; or several
-# products need it.
-BASIS, SKEWED, POSITIONS, SHARED = "basis", "skewed", "positions", "shared"
-SKEWED_CONDITION = 4.0
-
-
-def worth_keeping(merged: Circuit) -> dict[Node, tuple[str, ...]]:
-    """Values that may be worth computing for their own sake, and why, the best reason first."""
-    users = merged.users()
-    served: dict[Node, set[Node]] = {merged.output: {merged.output}}  # the products that take a value, through maps
-    for node in reversed(merged.order):
-        for user in users[node]:
-            served.setdefault(node, set()).update({user} if isinstance(user, Product) else served[user])
-    found: dict[Node, tuple[str, ...]] = {}
-    for node in merged.order:
-        if isinstance(node, Input | Product) or node is merged.output:
-            continue
-        several = len(users[node]) > 1
-        shared = (SHARED,) if several and len(served[node]) > 1 else ()
-        match node:
-            case Linear(source=Product(), map=m) if mixes_positions_only(m):
-                found[node] = (POSITIONS,)
-            case Linear(source=Sum(), map=m) if several and (back := inverse(m)):
-                found[node] = (BASIS,) if back[1] <= SKEWED_CONDITION else (SKEWED, *shared)
-            case _ if shared:
-                found[node] = shared
-    return found
-
-
-def with_kept(merged: Circuit, kept: Kept) -> Circuit:
-    """The circuit with these values kept; a sum that one of them can stand for is not."""
-    bases = [node for node, reason in kept if reason in (BASIS, SKEWED) and isinstance(node, Linear)]
-    rebased = rebase(merged, *bases, kept={node for node, _ in kept} - {base.source for base in bases})
-    assert rebased is not None
-    return rebased
 
 
 def choose_parameters(

@@ -20,11 +20,12 @@ from polynext.circuit.maps import Matrix
 from polynext.circuit.rewrites import factor_sums, merge_linear_maps, split, structured, unbuild_sums
 from polynext.encrypted import Limits, Plan, make_plan
 from polynext.encrypted.backends.protocol import STANDARD_SECURITY
+from polynext.encrypted.choices import Choices
 from polynext.encrypted.joining import join_values
 from polynext.encrypted.levels import stages_of, value_scales
 from polynext.encrypted.packing import layout_of
 from polynext.encrypted.parameters import Parameters
-from polynext.encrypted.planner import Choices, DoesNotFitError, choose_parameters, make_bill
+from polynext.encrypted.planner import DoesNotFitError, choose_parameters, make_bill
 from polynext.encrypted.program import Program, Stride, build_program, choose_giant_steps
 from polynext.encrypted.program_file import load_program, save_program
 from polynext.encrypted.rotations import choose_rotations, grow
@@ -187,6 +188,8 @@ def test_what_does_not_fit_says_how_far_it_is(circuit: Circuit, examples: np.nda
         make_plan(circuit, examples, images=1024, limits=Limits(ring_degrees=(2**14,)), costs=SAME_EVERYWHERE)
     with pytest.raises(PolyNeXtError, match="the seal backend has no ring degree 65536: choose among 8192, 16384"):
         make_plan(circuit, examples, limits=Limits(ring_degrees=(2**16,)), costs=SAME_EVERYWHERE)
+    with pytest.raises(PolyNeXtError, match="`error` is -1"):
+        Limits(error=-1)
 
 
 def test_fewer_keys_take_more_rotations(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,37 +68,41 @@ def test_two_cores_are_faster_where_rotations_are_what_takes_long(plan: Plan) ->
     assert shared(plan, cheap, 2).best().processes == 1  # to hand ciphertexts on would take longer
 
 
-@on_seal
-def test_a_process_that_dies_is_told(
-    server: Server, client: Client, examples: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine, rotate = os.getpid(), SealEvaluator.rotate
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    def rotate_and_die(self: SealEvaluator, value: Any, steps: int) -> Any:
-        if os.getpid() != mine:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return rotate(self, value, steps)
 
-    monkeypatch.setattr(SealEvaluator, "rotate", rotate_and_die)
-    (image,) = client.encrypt(examples[: client.offer.images])
-    with pytest.raises(PolyNeXtError, match="a worker process died: give fewer --processes"):
-        shared_answer(server, image, 2)
+def refuse() -> None:
+    raise ValueError("encrypted is not valid for encryption parameters")
 
 
 @on_seal
-def test_what_one_process_cannot_compute_is_told(
-    server: Server, client: Client, examples: np.ndarray, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("what", "error", "told"),
+    [
+        (die, PolyNeXtError, "a worker process died: give fewer --processes"),
+        (refuse, ValueError, "not valid for encryption parameters"),
+    ],
+)
+def test_what_befalls_another_process_is_told(
+    server: Server,
+    client: Client,
+    examples: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    what: Callable[[], None],
+    error: type[Exception],
+    told: str,
 ) -> None:
     mine, rotate = os.getpid(), SealEvaluator.rotate
 
-    def rotate_or_refuse(self: SealEvaluator, value: Any, steps: int) -> Any:
+    def rotate_here_only(self: SealEvaluator, value: Any, steps: int) -> Any:
         if os.getpid() != mine:
-            raise ValueError("encrypted is not valid for encryption parameters")
+            what()
         return rotate(self, value, steps)
 
-    monkeypatch.setattr(SealEvaluator, "rotate", rotate_or_refuse)
+    monkeypatch.setattr(SealEvaluator, "rotate", rotate_here_only)
     (image,) = client.encrypt(examples[: client.offer.images])
-    with pytest.raises(ValueError, match="not valid for encryption parameters"):
+    with pytest.raises(error, match=told):
         shared_answer(server, image, 2)
 
 

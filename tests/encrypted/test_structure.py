@@ -18,10 +18,11 @@ from polynext.circuit.rewrites import factor_sums, merge_linear_maps, patches_fi
 from polynext.circuit.structure import Kronecker, kronecker
 from polynext.encrypted import Limits, Offer, make_plan
 from polynext.encrypted.backends import get_backend
+from polynext.encrypted.choices import BASIS, worth_keeping
 from polynext.encrypted.files import check_fits, header_for
 from polynext.encrypted.packing import diagonals_of, layout_of, matrix_diagonals, target_of
 from polynext.encrypted.parameters import Parameters
-from polynext.encrypted.planner import BASIS, DoesNotFitError, worth_keeping
+from polynext.encrypted.planner import DoesNotFitError
 from polynext.encrypted.precision import NoisyEvaluator, flipped
 from polynext.errors import PolyNeXtError
 from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
