@@ -1,6 +1,9 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and folders with one process at work in them."""
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from polynext.errors import PolyNeXtError
@@ -30,3 +33,24 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise PolyNeXtError(
             f"cannot write {path} ({error.strerror}): make room or choose another folder; what was saved is whole."
         ) from error
+
+
+@contextmanager
+def alone_in(folder: Path, sentence: str) -> Iterator[None]:
+    """Raises with this sentence if another process is in the folder so. One that was killed is not any more."""
+    if sys.platform == "win32":  # which has no such locks
+        yield
+        return
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise PolyNeXtError(f"cannot write to {folder} ({error.strerror}): give another folder.") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PolyNeXtError(sentence) from error
+        yield

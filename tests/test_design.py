@@ -16,7 +16,8 @@ from polynext.models.variants import create_variant
 from polynext.recipes import recipe
 from polynext.runs import load_run
 from polynext.training import Trial, build_model
-from polynext.training.sweep import train_trials, write_result
+from polynext.training.folder import RunFolder
+from polynext.training.sweep import run_sweep, train_trials, write_result
 
 SMALL = "patch-8+widths-4+stacks-1"
 SMALL_TWO = "patch-4+widths-4-6+stacks-1"
@@ -118,6 +119,11 @@ def test_other_limits_plan_again_and_train_nothing_again(photographs: Path, tmp_
     stricter = replace(sweep, key_memory=1)
     forget_plans(trials, stricter, tmp_path)
     assert not trial.finished(tmp_path)
+    with (
+        RunFolder(trial.folder(tmp_path)).alone(),
+        pytest.raises(PolyNeXtError, match="another process trains in"),
+    ):
+        run_sweep(stricter, trials, tmp_path)
     train_trials(stricter, trials, tmp_path, threads=1)
     assert (trial.folder(tmp_path) / "best.safetensors").stat().st_mtime_ns == trained
     (found,) = collect(stricter, trials, tmp_path)

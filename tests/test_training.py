@@ -360,11 +360,11 @@ def test_a_run_killed_in_the_middle_of_a_write_goes_on_to_the_same_weights(tmp_p
     )
     assert process.returncode == -signal.SIGKILL
     states = tmp_path / "killed" / "states"
-    assert len(list(states.glob("*.pt"))) == 2 and len(list(states.glob(".*"))) == 1  # the third one under way
+    assert len(list(states.glob("*.pt"))) == 2 and len(list(states.glob(".*.pt.*"))) == 1  # the third one under way
     train(config, tmp_path / "killed", resume=True, quiet=True)
     train(config, tmp_path / "whole", quiet=True)
     assert_same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
-    assert not list(states.glob(".*"))
+    assert not list(states.glob(".*.pt.*"))
 
 
 def test_a_torn_state_is_noticed_and_the_one_before_used(tmp_path) -> None:
@@ -407,6 +407,11 @@ def test_a_run_folder_is_complete_and_starts_another_run(tmp_path, capsys) -> No
     assert from_yaml(capsys.readouterr().out) == config
     with pytest.raises(polynext.PolyNeXtError, match="already holds a run"):
         train(config, tmp_path / "run", quiet=True)
+    with (
+        RunFolder(tmp_path / "run").alone(),
+        pytest.raises(polynext.PolyNeXtError, match=r"another process trains in .*run: wait until it ends"),
+    ):
+        train(config, tmp_path / "run", resume=True, quiet=True)
 
 
 # Numbers that are not numbers

@@ -11,7 +11,6 @@ else in between.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -19,12 +18,12 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from polynext.errors import PolyNeXtError
+from polynext.files import alone_in
 from polynext.service.refusal import Refusal, disk_full
 from polynext.service.settings import Client, Settings
 
@@ -95,12 +94,10 @@ class Store:
         self.keys, self.jobs = folder / "keys", folder / "jobs"
         for place in (self.keys, self.jobs):
             place.mkdir(mode=0o700, exist_ok=True)
-        self.lock = (folder / "lock").open("w")
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.lock.close()
-            raise PolyNeXtError(f"another service works in {folder}: stop it, or choose another `data`.") from error
+        self.alone = ExitStack()
+        self.alone.enter_context(
+            alone_in(folder, f"another service works in {folder}: stop it, or choose another `data`.")
+        )
         self.database = sqlite3.connect(folder / "store.sqlite", isolation_level=None, check_same_thread=False)
         self.database.execute("PRAGMA journal_mode = WAL")
         self.database.execute("PRAGMA synchronous = FULL")  # an accepted job is on the disk before its client hears so
@@ -109,7 +106,7 @@ class Store:
 
     def close(self) -> None:
         self.database.close()
-        self.lock.close()
+        self.alone.close()
 
     def recover(self) -> None:
         """After a restart: what was running waits again, and files that nobody knows of are removed."""

@@ -23,6 +23,7 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from polynext.errors import PolyNeXtError
-from polynext.files import write_atomically
+from polynext.files import alone_in, write_atomically
 
 STATES_KEPT = 2
 
@@ -44,15 +44,15 @@ class RunFolder:
         self.path = path
         self.states = path / "states"
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Nobody else may train here meanwhile: two would write into each other's files."""
+        return alone_in(
+            self.states, f"another process trains in {self.path}: wait until it ends, or give another --out."
+        )
+
     def create(self, config_yaml: str) -> None:
-        try:
-            self.states.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / "config.yaml", config_yaml.encode())
-            write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2).encode())
-        except OSError as error:
-            raise PolyNeXtError(
-                f"cannot write to {self.path} ({error.strerror}): give another folder with --out."
-            ) from error
+        write_atomically(self.path / "config.yaml", config_yaml.encode())
+        write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2).encode())
 
     def save_weights(self, name: str, weights: dict[str, Tensor], **metadata: str) -> None:
         data = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}, metadata)

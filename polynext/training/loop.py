@@ -396,14 +396,15 @@ def run(
         if not resume and any(folder.states.glob("*.pt")):
             raise PolyNeXtError(f"{out} already holds a run: go on with --resume {out}, or give another --out.")
         loop = TrainingLoop(make_task(group), config, folder, group, profile, quiet)
-        state = folder.load_state() if resume else None
-        if state is not None:
-            loop.restore(state)
-        elif resume and group.first:  # killed before its first state: from the beginning
-            folder.forget_after(0)
-        if group.first:
-            folder.create(to_yaml(config))
-        loop.run()
+        with folder.alone() if group.first else nullcontext():
+            state = folder.load_state() if resume else None
+            if state is not None:
+                loop.restore(state)
+            elif resume and group.first:  # killed before its first state: from the beginning
+                folder.forget_after(0)
+            if group.first:
+                folder.create(to_yaml(config))
+            loop.run()
         if group.first and not quiet:
             print(f"best {loop.task.figure(loop.progress.best)}: {out / 'best.safetensors'}")
         if profile and group.first:

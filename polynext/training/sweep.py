@@ -15,6 +15,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -151,8 +152,10 @@ def run_sweep(
         require_a_batch(sweep.config(trial.name))
     sweep.open(out)
     pending = [trial for trial in trials if not trial.finished(out)]
-    for trial in pending:  # an error of another time is not this one's
-        trial.forget(out)
+    for trial in pending:
+        folder = RunFolder(trial.folder(out))
+        with folder.alone() if folder.states.is_dir() else nullcontext():  # refused if another sweep trains it
+            trial.forget(out)  # an error of another time is not this one's
     threads = max(1, cores() // processes)
     shares = [pending[i::processes] for i in range(processes)]
     with termination_as_interrupt():
