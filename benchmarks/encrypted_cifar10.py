@@ -4,10 +4,10 @@
     python benchmarks/encrypted_cifar10.py --networks 64x4 --run
 
 A network's name is its channels and stacks: 128x4 has 128 channels at 8x8 positions (patches of 4x4 pixels) and four
-stacks, 32x4@16 has 32 channels at 16x16 (patches of 2x2). Weights are random, with an orthogonal W_in, and statistics
-those of smooth random images: the counts are those of a trained network. With --run the server answers in a process of
-its own on one core, `--repeats` times, and seconds are that process's own; in turn with that two processes share the
-ciphertext, and by how much that is faster is by the clock.
+stacks, 32x4@16 has 32 channels at 16x16 (patches of 2x2), and 32x2-64x2@16 a second stage of 64 at 8x8. Weights are
+random, with an orthogonal W_in, and statistics those of smooth random images: the counts are those of a trained
+network. With --run the server answers in a process of its own on one core, `--repeats` times, and seconds are that
+process's own; in turn with that two processes share the ciphertext, and by how much that is faster is by the clock.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from polynext.preprocessing import Preprocessing
 
 # The server's process reads this file too, and its memory is measured: torch is imported where it is needed.
 
-NETWORKS = ("64x4", "64x5", "64x6", "128x4", "128x5", "32x4@16", "32x6@16")
+NETWORKS = ("64x4", "64x5", "64x6", "128x4", "128x5", "32x4@16", "32x6@16", "32x2-64x2@16")
 LIMITS = Limits(memory=8192 * MEBIBYTE, keys=1536 * MEBIBYTE, error=1e-2)
 
 
@@ -42,11 +42,11 @@ def network(name: str) -> tuple[Any, Any]:
     from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 
     shape, _, size = name.partition("@")
-    width, stacks = map(int, shape.split("x"))
+    sizes = [tuple(map(int, stage.split("x"))) for stage in shape.split("-")]
     patch = 32 // int(size or 8)
-    stage = StageConfig(width=width, cells=1, stacks=stacks, coarse_kernel=3)
-    logits = tuple(np.linspace(1, -1, 2 * stacks))
-    config = PolyNeXtConfig(stages=(stage,), scale_logits=logits, stem_kernel=patch, stem_stride=patch)
+    stages = tuple(StageConfig(width=width, cells=1, stacks=stacks, coarse_kernel=3) for width, stacks in sizes)
+    logits = tuple(np.linspace(1, -1, 2 * max(stacks for _, stacks in sizes)))
+    config = PolyNeXtConfig(stages=stages, scale_logits=logits, stem_kernel=patch, stem_stride=patch)
     torch.manual_seed(0)
     model = PolyNeXt(config, num_classes=10, img_size=32, blocks=FullyPolynomialBlocks())
     images = torch.nn.functional.interpolate(torch.randn(64, 3, 8, 8), 32, mode="bilinear") + 0.3 * torch.randn(1)

@@ -61,15 +61,15 @@ HOPELESS = 1.5
 
 
 class DoesNotFitError(PolyNeXtError):
-    """The network cannot be run encrypted within the limits."""
+    """The network cannot be run encrypted within the limits: it takes `excess` times as much as one allows."""
+
+    def __init__(self, sentence: str, excess: float = math.inf):
+        super().__init__(sentence)
+        self.excess = excess
 
 
 class TooImpreciseError(DoesNotFitError):
-    """It can, and its result would be off by more than is allowed: by `excess` times as much."""
-
-    def __init__(self, sentence: str, excess: float):
-        super().__init__(sentence)
-        self.excess = excess
+    """It can, and its result would be off by more than is allowed."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def make_plan(
     logits = circuit(examples).reshape(len(examples), -1)
     choices = Choices(merged)
     longest = max((node.size for node in merged.order if isinstance(node, Product)), default=0)
-    reason, reasons = "", []
+    reasons = []
     best: Found | None = None
     for ring_degree in limits.ring_degrees or possible:
         if ring_degree not in possible:
@@ -161,12 +161,13 @@ def make_plan(
                 f"the {backend} backend has no ring degree {ring_degree}: choose among {', '.join(map(str, possible))}."
             )
         cost = (costs or chosen.costs)(ring_degree)
+        reason = ""
         for lazy in (True, False):
             search = Search(ring_degree, examples, logits, images, limits, chosen, cost, lazy)
             best, failure = search.best(choices, best)
             if best is not None and not isinstance(failure, TooImpreciseError):
                 break  # without lazy values there are more primes, and longer scales
-            reason = f"at ring degree {ring_degree} {failure}"
+            reason = reason or f"at ring degree {ring_degree} {failure}"
         if best is not None and longest * images <= ring_degree // 2:
             break  # in a larger ring each operation takes longer, and there are as many if nothing had to be cut
         reasons.append(reason)
@@ -225,13 +226,16 @@ class Search:
         return found, reason
 
     def drafts(self, choices: Choices) -> dict[Kept, Draft | DoesNotFitError]:
-        """The fastest first. All values that there are some reasons for are kept; from the best of these on greedily
-        one more or one less, as long as that saves time and patience lasts."""
+        """The fastest first, then those that nearly fit. All values that there are some reasons for are kept; from the
+        best of these on greedily one more or one less, as long as that saves time and patience lasts."""
         made: dict[Kept, Draft | DoesNotFitError] = {}
 
-        def seconds(kept: Kept) -> float:
+        def merit(kept: Kept) -> tuple[float, float]:
             draft = made[kept]
-            return draft.seconds if isinstance(draft, Draft) else math.inf
+            return (draft.seconds, 0.0) if isinstance(draft, Draft) else (math.inf, draft.excess)
+
+        def seconds(kept: Kept) -> float:
+            return merit(kept)[0]
 
         for kept in dict.fromkeys(choices.by_reason()):
             made[kept] = self.draft(choices, kept, min(map(seconds, made), default=math.inf))
@@ -244,7 +248,7 @@ class Search:
             if seconds(better) == seconds(first):
                 break
             first = better
-        return {kept: made[kept] for kept in sorted(made, key=seconds)}
+        return {kept: made[kept] for kept in sorted(made, key=merit)}
 
     def finished(
         self, drafts: dict[Kept, Draft | DoesNotFitError], best: Found | None
@@ -330,11 +334,13 @@ class Search:
         if len(program.rotations) > most_keys and not draft:
             raise DoesNotFitError(
                 f"its {len(program.rotations)} rotation keys take {mebibytes(bill.key_bytes)} where "
-                f"{mebibytes(self.limits.keys)} are allowed"
+                f"{mebibytes(self.limits.keys)} are allowed",
+                bill.key_bytes / max(self.limits.keys, 1),
             )
         if bill.peak_bytes - draft * bill.key_bytes > self.limits.memory:
             raise DoesNotFitError(
-                f"it takes {mebibytes(bill.peak_bytes)} of memory where {mebibytes(self.limits.memory)} are allowed"
+                f"it takes {mebibytes(bill.peak_bytes)} of memory where {mebibytes(self.limits.memory)} are allowed",
+                bill.peak_bytes / max(self.limits.memory, 1),
             )
         return Plan(final, program, self.backend.name, parameters, bill)
 
@@ -407,7 +413,8 @@ def choose_parameters(
     if not fits(smallest):
         raise DoesNotFitError(
             f"its {depth} levels need a modulus of at least {smallest.modulus_bits} bits where {security.bits}-bit "
-            f"security allows {limit}"
+            f"security allows {limit}",
+            smallest.modulus_bits / limit,
         )
     fitting = [smallest]
     plain_bits = MOST_SCALE_BITS
