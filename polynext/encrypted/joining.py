@@ -27,8 +27,8 @@ def can_join(program: Program, real: int, imaginary: int) -> bool:
     """Whether the values lie alike, can be brought to one level and scale, and are taken together afterwards."""
     steps = program.steps
     first, second = steps[real - 1].stage, steps[imaginary - 1].stage
-    (form,) = steps[imaginary - 1].forms if len(steps[imaginary - 1].operands) == 1 else (None,)
-    if first.multiplies or second.multiplies or not isinstance(form, Form) or form.conjugated:
+    form, *others = steps[imaginary - 1].operands
+    if first.multiplies or second.multiplies or others or not isinstance(form, Form) or form.conjugated:
         return False
     left, right = program.layouts[real], program.layouts[imaginary]
     if left.groups > 1 or right.groups > 1 or not same_slots(left, right):

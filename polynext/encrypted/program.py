@@ -102,8 +102,7 @@ class Builder:
     def __init__(self, circuit: Circuit, slots: int, images: int, spread: Collection[int], draft: bool):
         self.circuit, self.images, self.spread, self.draft = circuit, images, spread, draft
         self.block = block_size(circuit, images, spread)
-        shapes = [node.shape for node in (circuit.input, *computed(circuit))]
-        self.coarsest = min((s[-2:] for s in shapes if len(s) > 2 and s[-2:] > (1, 1)), default=(1, 1))
+        self.coarsest = max((self.coarseness(node.shape) for node in computed(circuit)), default=1)
         self.groups = max(slots // 2 // self.block, 1) if self.block else 1
         self.program = Program(slots)
         fitting = self.candidates(circuit.input)
@@ -175,10 +174,17 @@ class Builder:
         return [layout for layout in found if layout is not None]
 
     def phases(self, shape: Sequence[int]) -> int:
-        """By how much the sides of a feature map are longer than those of the network's last one."""
-        (height, width), (least, narrowest) = shape[-2:], self.coarsest
-        fits = len(shape) == 3 and height % least == width % narrowest == 0 and height // least == width // narrowest
-        return height // least if fits else 1
+        """By how much the sides of a feature map are longer than those of the coarsest one."""
+        coarseness = self.coarseness(shape)
+        return self.coarsest // coarseness if coarseness and self.coarsest % coarseness == 0 else 1
+
+    def coarseness(self, shape: Sequence[int]) -> int:
+        """By how much the sides of a feature map are shorter than the image's; 0 for what is no feature map."""
+        image = self.circuit.input.shape
+        if min(len(image), len(shape)) < 3 or tuple(shape[-2:]) == (1, 1):
+            return 0
+        by = image[-1] // shape[-1]
+        return by if (by * shape[-2], by * shape[-1]) == tuple(image[-2:]) else 0
 
     def too_long(self, node: Node) -> PolyNeXtError:
         return PolyNeXtError(
