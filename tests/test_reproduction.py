@@ -22,9 +22,10 @@ ALL_DATA = {name: Path("data") / name for name in (*DATA, "ade20k")}
 @pytest.fixture(autouse=True)
 def no_counting(monkeypatch) -> None:
     """Counting and building are tested with the models; here they would take most of the time."""
-    monkeypatch.setattr("polynext.reproduction.tables.obstacle", lambda row, scale: None)
-    monkeypatch.setattr("polynext.reproduction.tables.size_of", lambda name: (10**6, 10**9))
-    monkeypatch.setattr("polynext.reproduction.tables.segmentation_costs", lambda backbone: (54.0, 941.0))
+    monkeypatch.setattr("polynext.reproduction.ablations.obstacle", lambda row, scale: None)
+    monkeypatch.setattr("polynext.reproduction.networks.size_of", lambda name: (10**6, 10**9))
+    monkeypatch.setattr("polynext.reproduction.settings.size_of", lambda name: (10**6, 10**9))
+    monkeypatch.setattr("polynext.reproduction.networks.segmentation_costs", lambda backbone: (54.0, 941.0))
 
 
 def cells(name: str, **options) -> list[Cell]:
@@ -39,12 +40,27 @@ def test_every_figure_has_a_count_a_command_or_a_reason(name: str) -> None:
             assert sum(ways) == 1, cell
 
 
-@pytest.mark.parametrize("name", ["1", "2", "7", "S5", "3", "4", "5", "6", "S1", "S2"])
+@pytest.mark.parametrize("name", ["1", "2", "7", "S5", "3", "4", "5", "dropin", "6", "S1", "S2", "S3"])
 def test_no_printed_figure_is_left_out(name: str) -> None:
     parts = ("conv", "attention", "text") if name == "1" else ("rows", "text")
     rows = [row for part in parts for row in paper.rows(name, part)]
-    printed = sum(value == value for row in rows for key, value in row.items() if key not in ("model", "row"))
+    names = ("model", "variant of", "row", "data")
+    printed = sum(value == value for row in rows for key, value in row.items() if key not in names)
+    printed += sum(row["table"] == name for row in paper.rows("baselines"))
     assert sum(bool(cell.printed) for cell in cells(name)) == printed
+
+
+def test_figures_are_as_printed() -> None:
+    robust = {(c.row, c.column): c.printed for c in cells("2")}
+    assert robust["Swin-S", "imagenet"] == "83.0" and robust["Swin-T", "imagenet-c (mCE)"] == "62.0"
+    plain = {(c.row, c.column): c for c in cells("7", data=ALL_DATA)}
+    assert plain["DTTN-S no norm", "params"].printed == "12.3"
+    assert plain["CPolyNeXt-S BN", "imagenet with LayerNorm"].experiment.name == "cpolynext_small.in1k.imagenet"
+
+
+@pytest.mark.parametrize("name", ["S1", "S2", "S3"])
+def test_networks_and_recipes_are_as_printed(name: str) -> None:
+    assert [c for c in cells(name) if c.found != c.printed and c.column != "params"] == []
 
 
 def test_published_weights_are_fetched_by_the_tag_of_the_figure() -> None:
@@ -131,8 +147,8 @@ def test_a_table_is_run_once_and_written_with_what_is_missing(tmp_path: Path, mo
     here = {cell["row"]: cell["here"] for cell in record["cells"]}
     assert here["nano"] == "12345" and here["none"] == here["far"] == ""
     written = (tmp_path / "7.md").read_text()
-    assert "| nano | 7 | 12345 |" in written and "- far (parameters): no data." in written
-    assert "- none (parameters): there is no such model." in written
+    assert "| nano | 7 | 12345 |" in written and "Not run:\n\n- parameters of far: no data." in written
+    assert "Failed, with logs in results:\n\n- parameters of none: there is no such model." in written
     assert json.loads((tmp_path / "7.json").read_text()) == record
     assert [line.split()[0] for line in told] == ["[1/2]", "[2/2]", "failed:"]
 
@@ -140,6 +156,32 @@ def test_a_table_is_run_once_and_written_with_what_is_missing(tmp_path: Path, mo
     assert main(["reproduce", "7", "--out", str(tmp_path)]) == 1
     shown = capsys.readouterr()
     assert "ran bad again" in shown.out and "ran good again" not in shown.out
+
+
+def test_what_is_missing_everywhere_is_said_once() -> None:
+    about = {"paper": "1", "here": "", "failed": ""}
+    rows = [about | {"row": row, "column": "a", "missing": "no data."} for row in ("x", "y")]
+    rows += [about | {"row": "x", "column": "b", "missing": "no weights"}, about | {"row": "y", "column": "b"}]
+    assert report_module.reasons([{"missing": ""} | row for row in rows], "missing") == [
+        "- a of all rows: no data.",
+        "- b of x: no weights.",
+    ]
+
+
+def test_without_the_hub_no_command_waits_for_it(tmp_path: Path, monkeypatch) -> None:
+    program = "import os, sys; sys.exit('polynext evaluate: offline ' + os.environ.get('HF_HUB_OFFLINE', '0'))"
+    monkeypatch.setattr(experiments, "PROGRAM", (sys.executable, "-c", program))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    fetching, own = (Experiment(name, (("evaluate", name, f"--{name}"),)) for name in ("pretrained", "checkpoint"))
+    monkeypatch.setattr(experiments, "hub_answers", lambda: False)
+    assert (fetching.fetches, own.fetches) == (True, False)
+    for experiment, sentence in ((own, "offline 0"), (fetching, "offline 1")):
+        one = Cell(row="a", column="b", printed="1", experiment=experiment)
+        monkeypatch.setitem(TABLES, "7", Table("Toys", lambda setup, one=one: iter([one])))
+        told: list[str] = []
+        record = reproduce("7", Setup(out=tmp_path), told.append)
+        assert record["cells"][0]["failed"] == sentence
+        assert any("hub cannot be reached" in line for line in told) == experiment.fetches
 
 
 WAITING = """
@@ -173,13 +215,25 @@ def test_a_result_of_other_commands_is_none_of_this_task(tmp_path: Path) -> None
 
 
 def test_ablations_say_what_scale_they_are_of() -> None:
-    row = next(c for c in cells("3", scale="digits", budget=20) if c.row == "addition")
-    assert row.experiment is not None and row.experiment.commands[0][2:4] == ("--recipe", "digits")
-    assert row.read({"rows": [{"name": "addition", "diverged_at_step": {}, "differences": [-1.0, -2.0]}]}) == "-1.5"
-    assert row.read({"rows": [{"name": "addition", "diverged_at_step": {"0": 7}}]}) == "diverged at step 7"
-    rows = cells("3", scale="digits")
-    assert len({c.experiment for c in rows}) == len(rows)  # a row that fails is no other's failure
+    rows = {(c.row, c.column): c for c in cells("3", scale="digits", budget=20)}
+    changed, baseline = rows["addition", "difference"], rows["cpolynext, unchanged", "accuracy"]
+    assert changed.experiment is not None and changed.experiment.commands[0][2:4] == ("--recipe", "digits")
+    assert (changed.printed, baseline.printed) == ("-22.3", "80.2")
+    names = {c.row for c in rows.values()} - {"cpolynext, unchanged", "apolynext, unchanged"}
+    assert len({c.experiment for c in rows.values()}) == len(names)  # a row that fails is no other's failure
     assert [name for name, one in TABLES.items() if one.scaled] == ["3", "4", "5", "dropin"]
+
+
+def test_what_ablations_found_is_over_seeds() -> None:
+    def found(column: str, **outcome) -> str:
+        whole = {"name": "addition", "diverged_at_step": {}, "accuracies": {}, "differences": []} | outcome
+        cell = next(c for c in cells("3", scale="digits") if (c.row, c.column) == ("addition", column))
+        return cell.read({"rows": [whole]})
+
+    assert found("difference", differences=[-1.0, -2.0]) == "-1.50 ± 0.71"
+    assert found("accuracy", accuracies={"0": 80.0}) == "80.00"
+    assert found("difference", diverged_at_step={"0": 7}) == "diverged at step 7"
+    assert found("difference", accuracies={"0": 80.0}) == "its baseline diverged"
 
 
 def test_another_scale_is_said_to_be_another_experiment(tmp_path: Path, monkeypatch) -> None:

@@ -1,14 +1,16 @@
 """The paper's tables again, from whatever data and weights there are.
 
-`tables.py` says what each table takes, `experiments.py` runs it, `report.py` puts what was found beside the paper's.
+`tables.py` lists them; `networks.py`, `ablations.py` and `settings.py` say what their figures take, `experiments.py`
+runs it, and `report.py` puts what was found beside the paper's.
 """
 
 from polynext.extras import require
 
 require("train")
 
+from polynext.reproduction.cells import Cell, Setup
 from polynext.reproduction.experiments import Experiment
 from polynext.reproduction.report import reproduce
-from polynext.reproduction.tables import TABLES, Cell, Setup
+from polynext.reproduction.tables import TABLES
 
 __all__ = ["TABLES", "Cell", "Experiment", "Setup", "reproduce"]

@@ -8,6 +8,8 @@ An experiment that was interrupted starts its commands again, which go on where 
 """
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,9 +36,15 @@ class Experiment:
     commands: tuple[Arguments, ...]
     prints: bool = False
 
+    @property
+    def fetches(self) -> bool:
+        """Whether it may need published weights from the hub."""
+        return any("--pretrained" in command or command[:2] == ("segment", "train") for command in self.commands)
+
 
 PROGRAM = (sys.executable, "-m", "polynext")
 RESULT = "RESULT"
+SECONDS_FOR_THE_HUB = 10
 
 
 class Results:
@@ -44,6 +52,7 @@ class Results:
 
     def __init__(self, out: Path):
         self.folder = out / "results"
+        self.environment = dict(os.environ)
 
     def file(self, experiment: Experiment, ending: str = "json") -> Path:
         return self.folder / f"{experiment.name}.{ending}"
@@ -57,6 +66,13 @@ class Results:
         known = self.commands().get(experiment.name) == [list(command) for command in experiment.commands]
         return json.loads(self.file(experiment).read_text()) if known and self.file(experiment).is_file() else None
 
+    def find_hub(self) -> bool:
+        """Looks for the Hugging Face hub, so that without it no command waits and tries again for every file."""
+        if "HF_HUB_OFFLINE" not in self.environment and not hub_answers():
+            self.environment["HF_HUB_OFFLINE"] = "1"
+            return False
+        return True
+
     def run(self, experiment: Experiment) -> str | None:
         """Runs an experiment, and returns what went wrong if something did."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -66,9 +82,9 @@ class Results:
             for number, command in enumerate(experiment.commands, 1):
                 arguments = [str(self.file(experiment)) if a == RESULT else a for a in resumed(command)]
                 kept = experiment.prints and number == len(experiment.commands)
-                status, printed = run_program(arguments, log, kept)
+                status, printed = run_program(arguments, log, kept, self.environment)
                 if status:
-                    return last_line(self.file(experiment, "log")) or f"it ended with status {status}"
+                    return last_sentence(self.file(experiment, "log")) or f"it ended with status {status}"
         if experiment.prints:
             write_atomically(self.file(experiment), printed)
         commands = self.commands() | {experiment.name: experiment.commands}
@@ -76,9 +92,10 @@ class Results:
         return None
 
 
-def run_program(arguments: list[str], log: BinaryIO, kept: bool) -> tuple[int, bytes]:
+def run_program(arguments: list[str], log: BinaryIO, kept: bool, environment: dict[str, str]) -> tuple[int, bytes]:
     """Runs `polynext` and returns its status and, if that is kept, what it prints; interrupted, it may still save."""
-    with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE if kept else log, stderr=log) as program:
+    output = subprocess.PIPE if kept else log
+    with subprocess.Popen([*PROGRAM, *arguments], stdout=output, stderr=log, env=environment) as program:
         try:
             printed, _ = program.communicate()
         except KeyboardInterrupt:
@@ -86,6 +103,17 @@ def run_program(arguments: list[str], log: BinaryIO, kept: bool) -> tuple[int, b
             program.wait()
             raise
     return program.returncode, printed or b""
+
+
+def hub_answers() -> bool:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=SECONDS_FOR_THE_HUB)
+    except Exception:  # whatever it is, weights will not come from there
+        return False
+    return True
 
 
 def resumed(command: Sequence[str]) -> list[str]:
@@ -96,6 +124,7 @@ def resumed(command: Sequence[str]) -> list[str]:
     return list(command)
 
 
-def last_line(file: Path) -> str:
-    lines = [line.strip() for line in file.read_text().splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def last_sentence(log: Path) -> str:
+    """The last line of a log, without the name of the command that says it."""
+    lines = [line.strip() for line in log.read_text().splitlines() if line.strip()]
+    return re.sub(r"^polynext( \w+)+: ", "", lines[-1]) if lines else ""

@@ -9,8 +9,9 @@ from typing import Any
 from polynext import paper
 from polynext.errors import PolyNeXtError
 from polynext.files import write_atomically
+from polynext.reproduction.cells import Cell, Setup
 from polynext.reproduction.experiments import Experiment, Results
-from polynext.reproduction.tables import TABLES, Cell, Setup
+from polynext.reproduction.tables import TABLES
 
 
 def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -23,12 +24,14 @@ def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line
     cells, results = list(TABLES[name].cells(setup)), Results(setup.out)
     experiments = list(dict.fromkeys(cell.experiment for cell in cells if cell.experiment is not None))
     failed: dict[Experiment, str] = {}
+    if any(results.read(one) is None and one.fetches for one in experiments) and not results.find_hub():
+        tell("the Hugging Face hub cannot be reached: taking only weights that are on this machine already")
     for number, experiment in enumerate(experiments, 1):
         if results.read(experiment) is None:
             tell(f"[{number}/{len(experiments)}] {' && '.join('polynext ' + ' '.join(c) for c in experiment.commands)}")
             if (reason := results.run(experiment)) is not None:
                 failed[experiment] = reason
-                tell(f"    failed: {reason}")
+                tell(f"    failed: {reason} ({results.file(experiment, 'log')})")
     notes = paper.remarks(cell.row for cell in cells)
     if TABLES[name].scaled and setup.scale != "imagenet":
         notes.append(f"Here on {setup.scale}: another experiment than the paper's on ImageNet.")
@@ -70,16 +73,30 @@ def markdown(record: dict[str, Any]) -> str:
         lines.append(f"| {row} | " + " | ".join(value or "-" for value in values) + " |")
     if record["note"]:
         lines += ["", record["note"]]
-    reasons: dict[str, dict[str, list[str]]] = {}
-    for c in cells:
-        if reason := c["failed"] or c["missing"]:
-            reasons.setdefault(reason, {}).setdefault(c["row"], []).append(c["column"])
-    if reasons:
-        lines += ["", "Not run:", ""]
-    for reason, which in reasons.items():
-        listed = ", ".join(f"{row} ({', '.join(columns)})" for row, columns in which.items())
-        lines.append(f"- {listed}: {reason.rstrip('.')}.")
+    for what, why in (("Failed, with logs in results", "failed"), ("Not run", "missing")):
+        if any(c[why] for c in cells):
+            lines += ["", f"{what}:", "", *reasons(cells, why)]
     return "\n".join([*lines, ""])
+
+
+def reasons(cells: list[dict[str, Any]], why: str) -> list[str]:
+    """A line for each reason why figures are not there, with all it is the reason for."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for c in cells:
+        if c[why]:
+            groups.setdefault(c[why], {}).setdefault(c["row"], []).append(c["column"])
+    lines = []
+    for reason, columns in groups.items():
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for row, missing in columns.items():
+            alike.setdefault(tuple(missing), []).append(row)
+        whose = [f"{', '.join(missing)} of {some_or_all(rows, missing, cells)}" for missing, rows in alike.items()]
+        lines.append(f"- {'; '.join(whose)}: {reason.rstrip('.')}.")
+    return lines
+
+
+def some_or_all(rows: list[str], columns: tuple[str, ...], cells: list[dict[str, Any]]) -> str:
+    return "all rows" if set(rows) == {c["row"] for c in cells if c["column"] in columns} else ", ".join(rows)
 
 
 def draw_figure(record: dict[str, Any], path: Path) -> None:

@@ -1,0 +1,186 @@
+"""The tables of networks: what each costs, reaches on a data set, and how fast it is."""
+
+import functools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import timm
+
+from polynext import paper
+from polynext.errors import PolyNeXtError
+from polynext.models.costs import count_macs, count_parameters
+from polynext.recipes import RECIPES, recipe
+from polynext.reproduction.cells import Cell, Cells, Setup, printed
+from polynext.reproduction.experiments import RESULT, Arguments, Experiment
+from polynext.segmentation import SegmentationConfig, UPerNet
+from polynext.training import TrainConfig
+from polynext.training.config import read_config
+
+
+def main_results(setup: Setup) -> Cells:
+    for row in paper.main_results() + paper.rows("1", "text"):
+        yield from costs(row)
+        yield accuracy(setup, row["model"], "imagenet", row["top1"])
+
+
+def robustness(setup: Setup) -> Cells:
+    for row in paper.rows("2") + paper.rows("2", "text"):
+        for data in ("imagenet", "imagenet-c", "imagenet-a", "imagenet-r", "imagenet-sketch"):
+            if printed(row[data]):
+                yield accuracy(setup, row["model"], data, row[data])
+
+
+def fully_polynomial(setup: Setup) -> Cells:
+    for row in paper.rows("7"):
+        yield from costs(row)
+        column = "imagenet with LayerNorm"
+        yield replace(accuracy(setup, row["variant of"], "imagenet", row[column]), row=row["model"], column=column)
+        yield accuracy(setup, row["model"], "imagenet", row["imagenet"])
+
+
+def small_data_sets(setup: Setup) -> Cells:
+    for row in paper.rows("S5"):
+        for data in ("cifar10", "svhn", "tiny-imagenet"):
+            if printed(row[data]):
+                yield accuracy(setup, row["model"], data, row[data])
+
+
+def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
+    """Per cent right, or of ImageNet-C the mCE."""
+    mce = data == "imagenet-c"
+    cell = functools.partial(Cell, row=model, column="imagenet-c (mCE)" if mce else data, printed=printed(figure))
+    name = paper.weights_name(model, data)
+    if name is None:
+        return cell(missing="neither this package nor timm has the network")
+    if data not in setup.data:
+        return cell(missing=f"no {data}: give --data {data}=FOLDER")
+    bare = name.split(".")[0]
+    before: tuple[Arguments, ...] = ()
+    source: Arguments
+    if given := setup.weights.get(f"{bare}:{data}", setup.weights.get(bare)):
+        if reason := of_another_network(given, bare, TrainConfig):
+            return cell(missing=reason)
+        source = (str(given),) if given.is_dir() else (bare, "--checkpoint", str(given))
+    elif setup.train and (run := own_recipe(bare, data)):
+        learned = recipe(run).data.name
+        if learned not in setup.data:
+            return cell(missing=f"no {learned} to train on: give --data {learned}=FOLDER")
+        folder = str(setup.out / "runs" / run)
+        before = (("train", run, "--data.root", str(setup.data[learned]), "--out", folder),)
+        source = (folder,)
+    elif "." in name:
+        source = (name, "--pretrained")
+    else:
+        return cell(missing=f"no published weights: train it, and give --weights {bare}:{data}=RUN")
+    options = ("--batch-size", str(setup.batch_size), "--workers", str(setup.workers), "--out", RESULT)
+    evaluation = ("evaluate", *source, "--data", data, "--root", str(setup.data[data]), *options)
+    experiment = Experiment(f"{'trained.' if before else ''}{name}.{data}", (*before, evaluation))
+    return cell(experiment=experiment, read=lambda record: f"{record['mce' if mce else 'top1']:.1f}")
+
+
+def of_another_network(weights: Path, model: str, kind: type[TrainConfig] | type[SegmentationConfig]) -> str:
+    """Why a run's figure would not be the model's, if so; of a file `polynext evaluate` finds out."""
+    if not weights.is_dir():
+        return ""
+    try:
+        found = network_of(read_config(weights / "config.yaml", kind))
+    except PolyNeXtError as error:
+        return str(error)
+    return "" if found == model else f"{weights} is a run of {found}, not of {model}"
+
+
+def network_of(config: TrainConfig | SegmentationConfig) -> str:
+    name = config.model.backbone if isinstance(config, SegmentationConfig) else config.model.name
+    variant = "" if isinstance(config, SegmentationConfig) else config.model.variant
+    return f"{name.split('.')[0]} ({variant})" if variant else name.split(".")[0]
+
+
+def own_recipe(model: str, data: str) -> str | None:
+    """The recipe that trains a model for its figure on a data set."""
+    names = (f"{model}_{data.replace('-', '_')}", *((model,) if data.startswith("imagenet") else ()))
+    return next((name for name in names if name in RECIPES), None)
+
+
+@functools.cache
+def size_of(name: str) -> tuple[int, int]:
+    model: Any = timm.create_model(name, device="meta")
+    return count_parameters(model), count_macs(model, model.pretrained_cfg["input_size"])
+
+
+def costs(row: dict[str, Any]) -> Cells:
+    """Parameters in millions and multiply-accumulates in billions, counted."""
+    name = paper.timm_name(row["model"])
+    for i, (column, unit) in enumerate((("params", 1e6), ("flops", 1e9))):
+        cell = functools.partial(Cell, row=row["model"], column=column, printed=printed(row[column]))
+        if name is None:
+            yield cell(missing="neither this package nor timm has the network")
+        else:
+            yield cell(found=f"{size_of(name)[i] / unit:.1f}")
+
+
+def throughput(setup: Setup) -> Cells:
+    experiment = Experiment("bench", (("bench", "--paper", "--json"),), prints=True)
+    published = {row["model"]: row for row in paper.rows("S4")}
+    reference = "ConvFormer-S18"
+
+    def measured(record: dict[str, Any], model: str, key: str) -> float:
+        one = next(m for m in record["measurements"] if m["model"] == paper.timm_name(model))
+        return float(one[key] or math.nan)
+
+    def ratio(record: dict[str, Any], model: str) -> str:
+        speed, other = (measured(record, name, "images_per_second") for name in (model, reference))
+        return f"{speed / other:.2f}"
+
+    for model, row in published.items():
+        yield from costs(row)
+        memory, speed, relative = (
+            lambda record, model=model: f"{measured(record, model, 'memory_bytes') / 2**20:.0f}",
+            lambda record, model=model: f"{measured(record, model, 'images_per_second'):.4g}",
+            lambda record, model=model: ratio(record, model),
+        )
+        yield Cell(row=model, column="memory (MB)", printed=printed(row["memory"]), experiment=experiment, read=memory)
+        yield Cell(row=model, column="images/s", printed=printed(row["throughput"]), experiment=experiment, read=speed)
+        share = f"{row['throughput'] / published[reference]['throughput']:.2f}"
+        yield Cell(row=model, column=f"ratio to {reference}", printed=share, experiment=experiment, read=relative)
+
+
+def segmentation_costs(backbone: str) -> tuple[float, float]:
+    """Millions of parameters, and billions of multiply-accumulates at 512 x 2048."""
+    network = UPerNet(backbone, 150, image_size=512, device="meta")
+    return count_parameters(network) / 1e6, count_macs(network, (3, 512, 2048)) / 1e9
+
+
+def segmentation(setup: Setup) -> Cells:
+    recipes = {"CPolyNeXt-S": "ade20k", "APolyNeXt-S": "ade20k_apolynext"}
+    for row in paper.rows("6") + paper.rows("6", "text"):
+        model = row["model"]
+        backbone = str(paper.timm_name(model))
+        for column, value in zip(("params", "macs"), segmentation_costs(backbone), strict=True):
+            yield Cell(row=model, column=column, printed=printed(row[column]), found=f"{value:.0f}")
+        cell = functools.partial(Cell, row=model, column="mIoU", printed=printed(row["miou"]))
+        run = recipes.get(model, "ade20k")
+        root, folder = str(setup.data.get("ade20k", "")), str(setup.out / "runs" / f"ade20k-{backbone}")
+        before: tuple[Arguments, ...] = ()
+        source: Arguments
+        if not root:
+            yield cell(missing="no ade20k: give --data ade20k=FOLDER")
+            continue
+        if given := setup.weights.get(f"{backbone}:ade20k", setup.weights.get(backbone)):
+            if reason := of_another_network(given, backbone, SegmentationConfig):
+                yield cell(missing=reason)
+                continue
+            source = (str(given),) if given.is_dir() else (run, "--checkpoint", str(given))
+        elif setup.train:
+            weights = ("--model.backbone", str(paper.weights_name(model)))
+            before = (("segment", "train", run, *weights, "--data.root", root, "--out", folder),)
+            source = (folder,)
+        elif model in recipes:
+            source = (run, "--pretrained")
+        else:
+            yield cell(missing=f"no published weights: give --train, or --weights {backbone}=RUN")
+            continue
+        evaluation = ("segment", "evaluate", *source, "--root", root, "--json")
+        experiment = Experiment(f"{'trained.' if before else ''}ade20k.{backbone}", (*before, evaluation), prints=True)
+        yield cell(experiment=experiment, read=lambda record: f"{record['miou']:.1f}")
