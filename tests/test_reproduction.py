@@ -119,6 +119,22 @@ def test_a_segmentation_takes_a_segmentation_of_its_backbone(tmp_path: Path) -> 
     assert taken.commands[0][:3] == ("segment", "evaluate", str(own))
 
 
+def test_a_training_on_other_data_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Its figure would be of the data that it began on."""
+    run = tmp_path / "runs" / "cpolynext_lowres_cifar10"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("data: {name: cifar10, root: part.npz}")
+
+    def low_resolution(place: str) -> Cell:
+        setup = Setup(out=tmp_path, data={"cifar10": Path(place)}, train=True)
+        return next(c for c in TABLES["S5"].cells(setup) if (c.row, c.column) == ("CPolyNeXt-LR", "cifar10"))
+
+    assert low_resolution("whole.npz").missing == (
+        f"{run} is a training on part.npz, not on whole.npz: give that again, or another --out"
+    )
+    assert low_resolution("./part.npz").experiment is not None
+
+
 def test_a_training_that_was_begun_goes_on(tmp_path: Path) -> None:
     command = ("train", "digits", "--data.root", "x", "--out", str(tmp_path))
     assert resumed(command) == list(command)

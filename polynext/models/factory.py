@@ -55,5 +55,5 @@ def create_model(name: str, pretrained: bool = False, **options: Any) -> nn.Modu
             raise
         raise PolyNeXtError(
             f"the weights of {name} cannot be fetched ({type(error).__name__}): check the connection to the Hugging "
-            "Face hub, or take a file that you have: `--checkpoint` of a command, `polynext.load_weights` in Python."
+            "Face hub, or take a file that you have: --checkpoint of a command, polynext.load_weights in Python."
         ) from error

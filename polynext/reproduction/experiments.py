@@ -66,6 +66,11 @@ class Results:
         known = self.commands().get(experiment.name) == [list(command) for command in experiment.commands]
         return json.loads(self.file(experiment).read_text()) if known and self.file(experiment).is_file() else None
 
+    def arguments(self, experiment: Experiment) -> list[list[str]]:
+        """The commands as they have to be run now: trainings that were begun go on."""
+        file = str(self.file(experiment))
+        return [[file if a == RESULT else a for a in resumed(command)] for command in experiment.commands]
+
     def find_hub(self) -> bool:
         """Looks for the Hugging Face hub, so that without it no command waits and tries again for every file."""
         if "HF_HUB_OFFLINE" not in self.environment and not hub_answers():
@@ -79,8 +84,7 @@ class Results:
         self.file(experiment).unlink(missing_ok=True)
         printed = b""
         with self.file(experiment, "log").open("wb") as log:
-            for number, command in enumerate(experiment.commands, 1):
-                arguments = [str(self.file(experiment)) if a == RESULT else a for a in resumed(command)]
+            for number, arguments in enumerate(self.arguments(experiment), 1):
                 kept = experiment.prints and number == len(experiment.commands)
                 status, printed = run_program(arguments, log, kept, self.environment)
                 if status:

@@ -67,9 +67,11 @@ def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
         learned = recipe(run).data.name
         if learned not in setup.data:
             return cell(missing=f"no {learned} to train on: give --data {learned}=FOLDER")
-        folder = str(setup.out / "runs" / run)
-        before = (("train", run, "--data.root", str(setup.data[learned]), "--out", folder),)
-        source = (folder,)
+        folder = setup.out / "runs" / run
+        if reason := begun_on_other_data(folder, setup.data[learned], TrainConfig):
+            return cell(missing=reason)
+        before = (("train", run, "--data.root", str(setup.data[learned]), "--out", str(folder)),)
+        source = (str(folder),)
     elif "." in name:
         source = (name, "--pretrained")
     else:
@@ -89,6 +91,16 @@ def of_another_network(weights: Path, model: str, kind: type[TrainConfig] | type
     except PolyNeXtError as error:
         return str(error)
     return "" if found == model else f"{weights} is a run of {found}, not of {model}"
+
+
+def begun_on_other_data(run: Path, root: Path, kind: type[TrainConfig] | type[SegmentationConfig]) -> str:
+    """Why a training cannot go on in a folder, if so: its figure would be of what it began on."""
+    if not (run / "config.yaml").is_file():
+        return ""
+    begun = read_config(run / "config.yaml", kind).data.root
+    if begun is None or begun.resolve() == root.resolve():
+        return ""
+    return f"{run} is a training on {begun}, not on {root}: give that again, or another --out"
 
 
 def network_of(config: TrainConfig | SegmentationConfig) -> str:
@@ -161,7 +173,7 @@ def segmentation(setup: Setup) -> Cells:
             yield Cell(row=model, column=column, printed=printed(row[column]), found=f"{value:.0f}")
         cell = functools.partial(Cell, row=model, column="mIoU", printed=printed(row["miou"]))
         run = recipes.get(model, "ade20k")
-        root, folder = str(setup.data.get("ade20k", "")), str(setup.out / "runs" / f"ade20k-{backbone}")
+        root, folder = str(setup.data.get("ade20k", "")), setup.out / "runs" / f"ade20k-{backbone}"
         before: tuple[Arguments, ...] = ()
         source: Arguments
         if not root:
@@ -173,9 +185,12 @@ def segmentation(setup: Setup) -> Cells:
                 continue
             source = (str(given),) if given.is_dir() else (run, "--checkpoint", str(given))
         elif setup.train:
+            if reason := begun_on_other_data(folder, Path(root), SegmentationConfig):
+                yield cell(missing=reason)
+                continue
             weights = ("--model.backbone", str(paper.weights_name(model)))
-            before = (("segment", "train", run, *weights, "--data.root", root, "--out", folder),)
-            source = (folder,)
+            before = (("segment", "train", run, *weights, "--data.root", root, "--out", str(folder)),)
+            source = (str(folder),)
         elif model in recipes:
             source = (run, "--pretrained")
         else:

@@ -1,6 +1,7 @@
 """A table run and written down: what is printed, what was found, and what could not be had."""
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,10 +29,11 @@ def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line
         tell("the Hugging Face hub cannot be reached: taking only weights that are on this machine already")
     for number, experiment in enumerate(experiments, 1):
         if results.read(experiment) is None:
-            tell(f"[{number}/{len(experiments)}] {' && '.join('polynext ' + ' '.join(c) for c in experiment.commands)}")
+            commands = (shlex.join(["polynext", *arguments]) for arguments in results.arguments(experiment))
+            tell(f"[{number}/{len(experiments)}] {' && '.join(commands)} > {results.file(experiment, 'log')}")
             if (reason := results.run(experiment)) is not None:
                 failed[experiment] = reason
-                tell(f"    failed: {reason} ({results.file(experiment, 'log')})")
+                tell(f"    failed: {reason}")
     notes = paper.remarks(cell.row for cell in cells)
     if TABLES[name].scaled and setup.scale != "imagenet":
         notes.append(f"Here on {setup.scale}: another experiment than the paper's on ImageNet.")
@@ -39,7 +41,7 @@ def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line
         "table": name,
         "note": " ".join(notes),
         "title": TABLES[name].title,
-        "command": " ".join(["polynext", *sys.argv[1:]]),
+        "command": shlex.join(["polynext", *sys.argv[1:]]),
         "cells": [described(cell, results, failed) for cell in cells],
     }
     setup.out.mkdir(parents=True, exist_ok=True)
