@@ -221,6 +221,14 @@ def test_interrupted_it_lets_the_command_under_way_save(tmp_path: Path, monkeypa
     assert (tmp_path / "results" / "a.log").read_text() == "training\nsaved\n"
 
 
+def test_the_reason_of_a_failure_is_what_the_command_says(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("epoch 1\npolynext segment train: there is no folder x.\nepoch 2\n\n")
+    assert experiments.last_sentence(log) == "there is no folder x."
+    log.write_text("Traceback\n  ValueError: 7\n")
+    assert experiments.last_sentence(log) == "ValueError: 7"
+
+
 def test_a_result_of_other_commands_is_none_of_this_task(tmp_path: Path) -> None:
     results = Results(tmp_path)
     results.folder.mkdir()

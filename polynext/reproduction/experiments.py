@@ -129,6 +129,7 @@ def resumed(command: Sequence[str]) -> list[str]:
 
 
 def last_sentence(log: Path) -> str:
-    """The last line of a log, without the name of the command that says it."""
+    """What a command says in the end, without its name; the last line of all if it says nothing."""
     lines = [line.strip() for line in log.read_text().splitlines() if line.strip()]
-    return re.sub(r"^polynext( \w+)+: ", "", lines[-1]) if lines else ""
+    said = [match[1] for line in lines if (match := re.match(r"polynext(?: \w+)+: (.+)", line))]
+    return (said or lines or [""])[-1]
