@@ -83,3 +83,12 @@ def test_idle_threads_give_way_unless_the_user_says_otherwise(monkeypatch, set_b
     with idle_threads_give_way():
         assert os.environ["OMP_WAIT_POLICY"] == expected
     assert os.environ.get("OMP_WAIT_POLICY") == set_by_the_user
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("train cpolynext_lowres_svhn", "--data.root"), ("evaluate cpolynext_nano --data svhn", "--root")],
+)
+def test_a_sentence_names_the_options_of_its_command(command: str, option: str, capsys) -> None:
+    assert main(command.split()) == 2
+    assert f"svhn needs a place: give its {option}," in capsys.readouterr().err

@@ -72,6 +72,15 @@ def test_processes_share_the_images_exactly() -> None:
     assert whole.class_right == np.sum([p.class_right for p in parts], axis=0).tolist()
 
 
+def test_on_a_terminal_there_is_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation on ImageNet may take hours."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    score(Brightest(10), open_set("digits", DataConfig()), ALONE)
+    assert "0/364" in capsys.readouterr().err
+    score(Brightest(10), open_set("digits", DataConfig()), LoneShare(1, 2))
+    assert not capsys.readouterr().err
+
+
 class LoneShare(Processes):
     """One of several processes whose sums are added up by the test."""
 

@@ -182,6 +182,7 @@ def test_what_is_missing_everywhere_is_said_once() -> None:
         "- a of all rows: no data.",
         "- b of x: no weights.",
     ]
+    assert report_module.reasons([{"missing": ""} | row for row in rows[:2]], "missing") == ["- Everything: no data."]
 
 
 def test_without_the_hub_no_command_waits_for_it(tmp_path: Path, monkeypatch) -> None:
@@ -240,10 +241,10 @@ def test_a_result_of_other_commands_is_none_of_this_task(tmp_path: Path) -> None
 
 def test_ablations_say_what_scale_they_are_of() -> None:
     rows = {(c.row, c.column): c for c in cells("3", scale="digits", budget=20)}
-    changed, baseline = rows["addition", "difference"], rows["cpolynext, unchanged", "accuracy"]
+    changed, baseline = rows["addition", "difference"], rows["cpolynext unchanged", "accuracy"]
     assert changed.experiment is not None and changed.experiment.commands[0][2:4] == ("--recipe", "digits")
     assert (changed.printed, baseline.printed) == ("-22.3", "80.2")
-    names = {c.row for c in rows.values()} - {"cpolynext, unchanged", "apolynext, unchanged"}
+    names = {c.row for c in rows.values()} - {"cpolynext unchanged", "apolynext unchanged"}
     assert len({c.experiment for c in rows.values()}) == len(names)  # a row that fails is no other's failure
     assert [name for name, one in TABLES.items() if one.scaled] == ["3", "4", "5", "dropin"]
 
@@ -298,10 +299,16 @@ def test_segmentation_weights_have_names(monkeypatch) -> None:
         (["1", "--weights", "monet_tiny=absent"], "--weights monet_tiny=absent: there is no such file or folder"),
         (["1", "--data", "imagenet=absent"], "--data imagenet=absent: there is no such file or folder"),
         (["3", "--scale", "digits", "--seeds", "0"], "--seeds is 0: give at least 1"),
+        (["1", "--data", "imagenet=EMPTY"], "--data imagenet=EMPTY: EMPTY has no images"),
+        (["2", "--data", "imagenet-c=EMPTY"], "--data imagenet-c=EMPTY: there is no EMPTY/gaussian_noise/1"),
+        (["6", "--data", "ade20k=EMPTY"], "--data ade20k=EMPTY: there is no folder EMPTY/images"),
+        (["S5", "--data", "svhn=EMPTY"], "--data svhn=EMPTY: svhn is not in EMPTY"),
         (["S5", "--workers", "-1"], "--workers is -1: give at least 0"),
         (["S1", "--out", __file__], "test_reproduction.py is no folder"),
     ],
 )
-def test_mistakes(arguments: list[str], sentence: str, capsys) -> None:
+def test_mistakes(arguments: list[str], sentence: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("EMPTY").mkdir()
     assert main(["reproduce", *arguments]) == 2
     assert sentence in capsys.readouterr().err

@@ -156,6 +156,13 @@ def test_a_resumed_run_takes_new_options_and_keeps_its_network(tmp_path) -> None
     assert loop.optimizer.state  # its moments are those of before
 
 
+def test_images_that_are_too_small_are_a_sentence(tmp_path, capsys) -> None:
+    """DTTN halves its images five times."""
+    assert main(["train", "digits", "--model.name", "dttn_tiny", "--out", str(tmp_path / "run")]) == 2
+    assert "dttn_tiny cannot take images of 8 pixels" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_resumed_run_keeps_its_epochs_and_optimiser(tmp_path) -> None:
     config = short(epochs=1, ema=EmaConfig(decay=0.9, start=0.0))
     train(config, tmp_path / "run", quiet=True)

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with idle_threads_give_way():
             return Commands("polynext", PURPOSE, COMMANDS).run(arguments)
     except PolyNeXtError as error:
-        print(f"{name}: {with_options(str(error))}", file=sys.stderr)
+        print(f"{name}: {with_options(str(error), by_config='train' in arguments[:2])}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         sentence = missing_extra(error.name)

@@ -9,14 +9,12 @@ import tyro
 
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError, require_at_least
-from polynext.evaluation import ALL_NAMES
 from polynext.files import require_place
 from polynext.models import check_model
 from polynext.reproduction import TABLES, Setup, reproduce
+from polynext.reproduction.places import require_data
 from polynext.reproduction.report import markdown
 from polynext.training.stopping import termination_as_interrupt
-
-PLACES = (*ALL_NAMES, "ade20k")
 
 
 def main(
@@ -58,17 +56,14 @@ def main(
         print(table(("table", "what"), [(name, one.title) for name, one in TABLES.items()], left=(0, 1)))
         return 0
     places, own = pairs("data", data), pairs("weights", weights)
-    for name in places:
-        if name not in PLACES:
-            raise PolyNeXtError(f"--data {name}=... is none of the data sets: {', '.join(PLACES)}.")
-    for name in own:
+    for name, place in own.items():
         check_model(name.split(":")[0])
-    for option, given in (("data", places), ("weights", own)):
-        for name, place in given.items():
-            if not place.exists():
-                raise PolyNeXtError(f"--{option} {name}={place}: there is no such file or folder.")
+        if not place.exists():
+            raise PolyNeXtError(f"--weights {name}={place}: there is no such file or folder.")
     require_at_least(1, seeds=seeds, batch_size=batch_size)
     require_at_least(0, budget=budget, images=images, workers=workers)
+    for name, place in places.items():
+        require_data(name, place)
     require_place(out / "results" / "experiments.json")
     setup = Setup(
         out=out,

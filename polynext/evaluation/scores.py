@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from polynext.data import evaluation_batches
 from polynext.distributed import Processes
@@ -48,16 +49,19 @@ def score(model: nn.Module, chosen: EvaluationSet, group: Processes, batch_size:
     counts = np.zeros((3, classes), dtype=np.int64)  # images, right, right in five
     share = (group.rank, group.count)
     batches = evaluation_batches(chosen.examples, chosen.preprocessing, batch_size, share, workers)
-    index = group.rank
-    for images, labels in batches:
-        logits = model(images.to(group.device)).float()
-        logits = check_classes(logits, classes, among)
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices.cpu()
-        for answers, label in zip(best.tolist(), labels.tolist(), strict=True):
-            accepted = [label] if chosen.answers is None else chosen.answers[index]
-            index += group.count
-            if accepted:
-                counts[:, label] += (1, answers[0] in accepted, any(a in accepted for a in answers))
+    mine = range(group.rank, len(chosen.examples), group.count)
+    numbers = iter(mine)
+    with tqdm(total=len(mine), unit="image", leave=False, disable=None if group.first else True) as bar:
+        for images, labels in batches:
+            logits = model(images.to(group.device)).float()
+            logits = check_classes(logits, classes, among)
+            best = logits.topk(min(5, logits.shape[1]), dim=1).indices.cpu()
+            for answers, label in zip(best.tolist(), labels.tolist(), strict=True):
+                number = next(numbers)
+                accepted = [label] if chosen.answers is None else chosen.answers[number]
+                if accepted:
+                    counts[:, label] += (1, answers[0] in accepted, any(a in accepted for a in answers))
+            bar.update(len(labels))
     total = np.array(group.total(*counts.ravel().tolist()), dtype=np.int64).reshape(counts.shape)
     images, right, in_five = total.sum(axis=1).tolist()
     if not images:

@@ -28,7 +28,7 @@ def ablation_cells(setup: Setup, number: str, table: str) -> Cells:
         any_way = next((way for way in ways.values() if "experiment" in way), next(iter(ways.values())))
         read = functools.partial(accuracy, name=family)
         unchanged = printed(baselines.get(family, ""))
-        yield Cell(row=f"{family}, unchanged", column="accuracy", printed=unchanged, read=read, **any_way)
+        yield Cell(row=f"{family} unchanged", column="accuracy", printed=unchanged, read=read, **any_way)
         for name, way in ways.items():
             yield Cell(row=name, column="accuracy", printed="", read=functools.partial(accuracy, name=name), **way)
             change = differences.get(name, "")

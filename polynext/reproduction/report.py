@@ -89,6 +89,8 @@ def reasons(cells: list[dict[str, Any]], why: str) -> list[str]:
             groups.setdefault(c[why], {}).setdefault(c["row"], []).append(c["column"])
     lines = []
     for reason, columns in groups.items():
+        if sum(map(len, columns.values())) == len(cells):
+            return [f"- Everything: {reason.rstrip('.')}."]
         alike: dict[tuple[str, ...], list[str]] = {}
         for row, missing in columns.items():
             alike.setdefault(tuple(missing), []).append(row)

@@ -61,7 +61,9 @@ class Classification(Task):
         self.clip_grad = 0.0 if config.optimizer.name == "lamb" else config.optimizer.clip_grad  # LAMB limits its own
 
     def build_model(self) -> nn.Module:
-        return build_model(self.config, len(self.classes))
+        model = build_model(self.config, len(self.classes))
+        require_fitting_images(model, self.config)
+        return model
 
     def examples(self, epoch: int) -> Prepared:
         return Prepared(self.train_examples, self.transform, (self.config.seed, epoch))
@@ -188,6 +190,19 @@ def build_model(config: TrainConfig, classes: int, device: str | None = None) ->
     if chosen.dropout and chosen.dropout_rises:
         let_dropout_rise(model)
     return model
+
+
+def require_fitting_images(model: nn.Module, config: TrainConfig) -> None:
+    """That the network takes images of this size: some halve theirs more often than a small one can be."""
+    preprocessing = config.data.preprocessing
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, *preprocessing.input_size))
+    except (RuntimeError, AssertionError) as error:
+        raise PolyNeXtError(
+            f"{config.model.name} cannot take images of {preprocessing.size} pixels ({str(error).splitlines()[0]}): "
+            "give a larger `data.preprocessing.size`, or another network."
+        ) from error
 
 
 def load_initial_weights(model: nn.Module, path: Path) -> None:
