@@ -174,6 +174,19 @@ def test_a_table_is_run_once_and_written_with_what_is_missing(tmp_path: Path, mo
     assert "ran bad again" in shown.out and "ran good again" not in shown.out
 
 
+def test_speeds_go_on_where_they_were_and_memory_may_be_untold(tmp_path: Path, monkeypatch) -> None:
+    speeds = {paper.timm_name(row["model"]): row["throughput"] for row in paper.rows("S4")}
+    found = [{"model": name, "images_per_second": s, "memory_bytes": None} for name, s in speeds.items()]
+    asked: list[Experiment] = []
+    monkeypatch.setattr(Results, "run", lambda self, experiment: asked.append(experiment))
+    monkeypatch.setattr(Results, "read", lambda self, experiment: {"measurements": found} if asked else None)
+    record = reproduce("S4", Setup(out=tmp_path))
+    assert asked[0].commands[0][-2:] == ("--out", str(tmp_path / "results" / "bench.parts.json"))
+    shown = {(c["row"], c["column"]): c for c in record["cells"]}
+    assert shown["CPolyNeXt-S", "ratio to ConvFormer-S18"]["here"] == "0.44"
+    assert "- memory (MB) of all rows: memory of compiled networks" in (tmp_path / "S4.md").read_text()
+
+
 def test_what_is_missing_everywhere_is_said_once() -> None:
     about = {"paper": "1", "here": "", "failed": ""}
     rows = [about | {"row": row, "column": "a", "missing": "no data."} for row in ("x", "y")]

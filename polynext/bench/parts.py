@@ -14,6 +14,7 @@ from typing import Any
 from polynext.bench.candidates import Candidate, Setting
 from polynext.bench.timing import Measurement, Timing, measure
 from polynext.errors import PolyNeXtError
+from polynext.files import write_atomically
 
 # The reference comes first.
 Part = list[Measurement]
@@ -50,9 +51,8 @@ def joined(parts: Sequence[Part]) -> list[Measurement]:
 
 
 def write(path: Path, setting: dict[str, Any], parts: Sequence[Part]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {"setting": setting, "parts": [[m.to_json() for m in part] for part in parts]}
-    path.write_text(json.dumps(record, indent=2))
+    write_atomically(path, json.dumps(record, indent=2).encode())
 
 
 def read(path: Path, setting: dict[str, Any]) -> list[Part]:

@@ -50,6 +50,7 @@ class Cell:
         found: ours, where nothing has to be run.
         experiment: what has to be run for it.
         read: takes ours out of what the experiment found.
+        untold: why the experiment may have found nothing for it.
         missing: why it cannot be had, if so.
     """
 
@@ -59,6 +60,7 @@ class Cell:
     found: str = ""
     experiment: Experiment | None = None
     read: Callable[[dict[str, Any]], str] = str
+    untold: str = ""
     missing: str = ""
 
 

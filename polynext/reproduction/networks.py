@@ -1,7 +1,6 @@
 """The tables of networks: what each costs, reaches on a data set, and how fast it is."""
 
 import functools
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,30 +131,40 @@ def costs(row: dict[str, Any]) -> Cells:
             yield cell(found=f"{size_of(name)[i] / unit:.1f}")
 
 
+REFERENCE = "ConvFormer-S18"
+
+
 def throughput(setup: Setup) -> Cells:
-    experiment = Experiment("bench", (("bench", "--paper", "--json"),), prints=True)
+    parts = ("--out", str(setup.out / "results" / "bench.parts.json"))  # so that it goes on where it was
+    experiment = Experiment("bench", (("bench", "--paper", "--json", *parts),), prints=True)
     published = {row["model"]: row for row in paper.rows("S4")}
-    reference = "ConvFormer-S18"
-
-    def measured(record: dict[str, Any], model: str, key: str) -> float:
-        one = next(m for m in record["measurements"] if m["model"] == paper.timm_name(model))
-        return float(one[key] or math.nan)
-
-    def ratio(record: dict[str, Any], model: str) -> str:
-        speed, other = (measured(record, name, "images_per_second") for name in (model, reference))
-        return f"{speed / other:.2f}"
-
     for model, row in published.items():
         yield from costs(row)
-        memory, speed, relative = (
-            lambda record, model=model: f"{measured(record, model, 'memory_bytes') / 2**20:.0f}",
-            lambda record, model=model: f"{measured(record, model, 'images_per_second'):.4g}",
-            lambda record, model=model: ratio(record, model),
-        )
-        yield Cell(row=model, column="memory (MB)", printed=printed(row["memory"]), experiment=experiment, read=memory)
-        yield Cell(row=model, column="images/s", printed=printed(row["throughput"]), experiment=experiment, read=speed)
-        share = f"{row['throughput'] / published[reference]['throughput']:.2f}"
-        yield Cell(row=model, column=f"ratio to {reference}", printed=share, experiment=experiment, read=relative)
+        cell = functools.partial(Cell, row=model, experiment=experiment)
+        memory, speed, relative = (functools.partial(read, model=model) for read in (megabytes, images, ratio))
+        untold = "memory of compiled networks is measured on GPUs alone"
+        yield cell(column="memory (MB)", printed=printed(row["memory"]), read=memory, untold=untold)
+        yield cell(column="images/s", printed=printed(row["throughput"]), read=speed)
+        share = f"{row['throughput'] / published[REFERENCE]['throughput']:.2f}"
+        yield cell(column=f"ratio to {REFERENCE}", printed=share, read=relative)
+
+
+def measurement(record: dict[str, Any], model: str) -> dict[str, Any]:
+    return next(m for m in record["measurements"] if m["model"] == paper.timm_name(model))
+
+
+def megabytes(record: dict[str, Any], model: str) -> str:
+    memory = measurement(record, model)["memory_bytes"]
+    return "" if memory is None else f"{memory / 2**20:.0f}"
+
+
+def images(record: dict[str, Any], model: str) -> str:
+    return f"{measurement(record, model)['images_per_second']:.4g}"
+
+
+def ratio(record: dict[str, Any], model: str) -> str:
+    speed, other = (measurement(record, name)["images_per_second"] for name in (model, REFERENCE))
+    return f"{speed / other:.2f}"
 
 
 def segmentation_costs(backbone: str) -> tuple[float, float]:

@@ -58,6 +58,7 @@ def described(cell: Cell, results: Results, failed: dict[Experiment, str]) -> di
         failure = failed.get(cell.experiment, "")
         content = None if failure else results.read(cell.experiment)
         found = cell.read(content) if content is not None else ""
+        missing = "" if found or failure else cell.untold
     about = {"row": cell.row, "column": cell.column, "paper": cell.printed, "here": found}
     return about | {"missing": missing, "failed": failure}
 
