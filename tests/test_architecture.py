@@ -26,7 +26,7 @@ ROOMS = {
     "ablation": {"models", "data", "training", "recipes"},
     "recipes": {"training", "models", "data"},
     "design": {"models", "training", "recipes", "encrypted", "runs"},
-    "reproduction": {"models", "training", "recipes", "ablation", "segmentation", "bench"},
+    "reproduction": {"models", "data", "training", "recipes", "ablation", "evaluation", "segmentation", "bench"},
 }
 # Single files above the rooms or below them; those below may be imported by all.
 ABOVE = {
