@@ -168,6 +168,11 @@ def test_a_table_is_run_once_and_written_with_what_is_missing(tmp_path: Path, mo
     assert json.loads((tmp_path / "7.json").read_text()) == record
     assert [line.split()[0] for line in told] == ["[1/2]", "[2/2]", "failed:"]
 
+    results = Results(tmp_path)
+    assert reproduce("7", Setup(out=tmp_path), told.append, results)["cells"] == record["cells"]
+    assert len(told) == 5  # what failed is tried again, but not twice for two tables of one command
+    reproduce("7", Setup(out=tmp_path), told.append, results)
+    assert len(told) == 5
     monkeypatch.setattr(Results, "run", lambda self, experiment: f"ran {experiment.name} again")
     assert main(["reproduce", "7", "--out", str(tmp_path)]) == 1
     shown = capsys.readouterr()

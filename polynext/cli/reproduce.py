@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,7 @@ from polynext.cli.table import table
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.files import require_place
 from polynext.models import check_model
-from polynext.reproduction import TABLES, Setup, reproduce
+from polynext.reproduction import TABLES, Results, Setup, reproduce
 from polynext.reproduction.places import require_data
 from polynext.reproduction.report import markdown
 from polynext.training.stopping import termination_as_interrupt
@@ -53,7 +54,13 @@ def main(
         json: print JSON instead of tables.
     """
     if not tables:
-        print(table(("table", "what"), [(name, one.title) for name, one in TABLES.items()], left=(0, 1)))
+        print(
+            table(
+                ("table", "what"),
+                [(name, f"{one.title} ({one.place})" if one.place else one.title) for name, one in TABLES.items()],
+                left=(0, 1),
+            )
+        )
         return 0
     places, own = pairs("data", data), pairs("weights", weights)
     for name, place in own.items():
@@ -79,7 +86,8 @@ def main(
     )
     try:
         with termination_as_interrupt():
-            records = [reproduce(name, setup, tell=lambda line: print(line, file=sys.stderr)) for name in tables]
+            results = Results(out)
+            records = [reproduce(name, setup, partial(print, file=sys.stderr), results) for name in tables]
     except KeyboardInterrupt:
         print("polynext reproduce: stopped, all saved: go on with the same command", file=sys.stderr)
         return 130

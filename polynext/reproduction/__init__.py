@@ -9,8 +9,8 @@ from polynext.extras import require
 require("train")
 
 from polynext.reproduction.cells import Cell, Setup
-from polynext.reproduction.experiments import Experiment
+from polynext.reproduction.experiments import Experiment, Results
 from polynext.reproduction.report import reproduce
 from polynext.reproduction.tables import TABLES
 
-__all__ = ["TABLES", "Cell", "Experiment", "Setup", "reproduce"]
+__all__ = ["TABLES", "Cell", "Experiment", "Results", "Setup", "reproduce"]

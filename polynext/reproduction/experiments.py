@@ -48,11 +48,12 @@ SECONDS_FOR_THE_HUB = 10
 
 
 class Results:
-    """What experiments have found, in a folder."""
+    """What experiments have found, in a folder, and the reasons of those that `failed` since this was made."""
 
     def __init__(self, out: Path):
         self.folder = out / "results"
         self.environment = dict(os.environ)
+        self.failed: dict[Experiment, str] = {}
 
     def file(self, experiment: Experiment, ending: str = "json") -> Path:
         return self.folder / f"{experiment.name}.{ending}"

@@ -11,38 +11,40 @@ from polynext import paper
 from polynext.errors import PolyNeXtError
 from polynext.files import write_atomically
 from polynext.reproduction.cells import Cell, Setup
-from polynext.reproduction.experiments import Experiment, Results
+from polynext.reproduction.experiments import Results
 from polynext.reproduction.tables import TABLES
 
 
-def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def reproduce(
+    name: str, setup: Setup, tell: Callable[[str], None] = lambda line: None, results: Results | None = None
+) -> dict[str, Any]:
     """Runs whatever a table takes and was not run yet, and writes `name`.md and .json into the folder.
 
-    The record has every figure as printed and as found, what failed, and what could not be run with the reason.
+    The record has every figure as printed and as found, what failed, and what could not be run with the reason. With
+    the `results` of another table, what failed for that one is not tried again.
     """
     if name not in TABLES:
         raise PolyNeXtError(f"there is no table {name!r} here: choose one of {', '.join(TABLES)}.")
-    cells, results = list(TABLES[name].cells(setup)), Results(setup.out)
+    cells, results = list(TABLES[name].cells(setup)), results or Results(setup.out)
     experiments = list(dict.fromkeys(cell.experiment for cell in cells if cell.experiment is not None))
-    failed: dict[Experiment, str] = {}
-    if any(results.read(one) is None and one.fetches for one in experiments) and not results.find_hub():
+    pending = [one for one in experiments if results.read(one) is None and one not in results.failed]
+    if any(one.fetches for one in pending) and not results.find_hub():
         tell("the Hugging Face hub cannot be reached: taking only weights that are on this machine already")
-    for number, experiment in enumerate(experiments, 1):
-        if results.read(experiment) is None:
-            commands = (shlex.join(["polynext", *arguments]) for arguments in results.arguments(experiment))
-            tell(f"[{number}/{len(experiments)}] {' && '.join(commands)} > {results.file(experiment, 'log')}")
-            if (reason := results.run(experiment)) is not None:
-                failed[experiment] = reason
-                tell(f"    failed: {reason}")
+    for number, experiment in enumerate(pending, 1):
+        commands = (shlex.join(["polynext", *arguments]) for arguments in results.arguments(experiment))
+        tell(f"[{number}/{len(pending)}] {' && '.join(commands)} > {results.file(experiment, 'log')}")
+        if (reason := results.run(experiment)) is not None:
+            results.failed[experiment] = reason
+            tell(f"    failed: {reason}")
     notes = paper.remarks(cell.row for cell in cells)
     if TABLES[name].scaled and setup.scale != "imagenet":
         notes.append(f"Here on {setup.scale}: another experiment than the paper's on ImageNet.")
     record = {
         "table": name,
         "note": " ".join(notes),
-        "title": TABLES[name].title,
+        "title": f"{TABLES[name].place or f'Table {name}'}: {TABLES[name].title}",
         "command": shlex.join(["polynext", *sys.argv[1:]]),
-        "cells": [described(cell, results, failed) for cell in cells],
+        "cells": [described(cell, results) for cell in cells],
     }
     setup.out.mkdir(parents=True, exist_ok=True)
     write_atomically(setup.out / f"{name}.json", json.dumps(record, indent=2).encode())
@@ -52,10 +54,10 @@ def reproduce(name: str, setup: Setup, tell: Callable[[str], None] = lambda line
     return record
 
 
-def described(cell: Cell, results: Results, failed: dict[Experiment, str]) -> dict[str, Any]:
+def described(cell: Cell, results: Results) -> dict[str, Any]:
     found, missing, failure = cell.found, cell.missing, ""
     if cell.experiment is not None:
-        failure = failed.get(cell.experiment, "")
+        failure = results.failed.get(cell.experiment, "")
         content = None if failure else results.read(cell.experiment)
         found = cell.read(content) if content is not None else ""
         missing = "" if found or failure else cell.untold
@@ -68,7 +70,7 @@ def markdown(record: dict[str, Any]) -> str:
     cells = record["cells"]
     rows, columns = dict.fromkeys(c["row"] for c in cells), dict.fromkeys(c["column"] for c in cells)
     at = {(c["row"], c["column"]): c for c in cells}
-    lines = [f"# Table {record['table']}: {record['title']}", "", f"`{record['command']}`", ""]
+    lines = [f"# {record['title']}", "", f"`{record['command']}`", ""]
     heads = [f"{column}, {whose}" for column in columns for whose in ("paper", "here")]
     lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for row in rows:
