@@ -76,7 +76,7 @@ def test_published_weights_are_fetched_by_the_tag_of_the_figure() -> None:
 
 def test_own_weights_and_own_runs_come_before_published_ones(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("model: {name: monet_tiny}")
+    (tmp_path / "run" / "config.yaml").write_text("{model: {name: monet_tiny}, data: {name: folder}}")
     given = {"monet_tiny": tmp_path / "run", "cpolynext_tiny": tmp_path / "file.pt"}
     commands = {
         c.row: c.experiment.commands for c in cells("1", data=ALL_DATA, weights=given, train=True) if c.experiment
@@ -96,6 +96,13 @@ def test_a_run_of_another_network_is_not_taken(tmp_path: Path) -> None:
     reasons = [c.missing for c in cells("S5", data=ALL_DATA, weights=given) if c.row == "CPolyNeXt-LR"]
     assert len(reasons) == 3
     assert all("is a run of cpolynext_micro, not of cpolynext_lowres" in reason for reason in reasons)
+
+
+def test_a_run_on_other_data_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("{model: {name: monet_tiny}, data: {name: cifar10}}")
+    found = {c.column: c for c in cells("S5", data=ALL_DATA, weights={"monet_tiny": tmp_path}) if c.row == "MONet-T"}
+    assert found["cifar10"].experiment is not None
+    assert found["svhn"].missing == f"{tmp_path} has learned cifar10, not svhn"
 
 
 def test_a_segmentation_takes_a_segmentation_of_its_backbone(tmp_path: Path) -> None:

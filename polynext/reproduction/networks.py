@@ -59,7 +59,7 @@ def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
     before: tuple[Arguments, ...] = ()
     source: Arguments
     if given := setup.weights.get(f"{bare}:{data}", setup.weights.get(bare)):
-        if reason := of_another_network(given, bare, TrainConfig):
+        if reason := of_something_else(given, bare, data, TrainConfig):
             return cell(missing=reason)
         source = (str(given),) if given.is_dir() else (bare, "--checkpoint", str(given))
     elif setup.train and (run := own_recipe(bare, data)):
@@ -81,15 +81,22 @@ def accuracy(setup: Setup, model: str, data: str, figure: float) -> Cell:
     return cell(experiment=experiment, read=lambda record: f"{record['mce' if mce else 'top1']:.1f}")
 
 
-def of_another_network(weights: Path, model: str, kind: type[TrainConfig] | type[SegmentationConfig]) -> str:
-    """Why a run's figure would not be the model's, if so; of a file `polynext evaluate` finds out."""
+# What a run may have learned that has a name; folders and shards may hold any of it.
+NAMED = {"digits", "cifar10", "svhn", "tiny-imagenet", "imagenet", "ade20k", "camvid"}
+
+
+def of_something_else(weights: Path, model: str, data: str, kind: type[TrainConfig] | type[SegmentationConfig]) -> str:
+    """Why a run's figure would not be the model's on this data, if so; of a file `polynext evaluate` finds out."""
     if not weights.is_dir():
         return ""
     try:
-        found = network_of(read_config(weights / "config.yaml", kind))
+        config = read_config(weights / "config.yaml", kind)
     except PolyNeXtError as error:
         return str(error)
-    return "" if found == model else f"{weights} is a run of {found}, not of {model}"
+    if (found := network_of(config)) != model:
+        return f"{weights} is a run of {found}, not of {model}"
+    learned, needed = config.data.name, "imagenet" if data.startswith("imagenet") else data
+    return f"{weights} has learned {learned}, not {needed}" if learned in NAMED - {needed} else ""
 
 
 def begun_on_other_data(run: Path, root: Path, kind: type[TrainConfig] | type[SegmentationConfig]) -> str:
@@ -189,7 +196,7 @@ def segmentation(setup: Setup) -> Cells:
             yield cell(missing="no ade20k: give --data ade20k=FOLDER")
             continue
         if given := setup.weights.get(f"{backbone}:ade20k", setup.weights.get(backbone)):
-            if reason := of_another_network(given, backbone, SegmentationConfig):
+            if reason := of_something_else(given, backbone, "ade20k", SegmentationConfig):
                 yield cell(missing=reason)
                 continue
             source = (str(given),) if given.is_dir() else (run, "--checkpoint", str(given))
