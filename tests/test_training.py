@@ -240,7 +240,9 @@ def test_two_processes_follow_one(tmp_path, name: str, variant: str) -> None:
         str(20000 + os.getpid() % 20000),
     ]
     arguments = [sys.executable, *torchrun, *command(tmp_path / "two")[1:]]
-    subprocess.run(arguments, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(arguments, check=True, capture_output=True, text=True, env=environment, timeout=300)
+    assert "UserWarning" not in ended.stderr
     assert len(losses(tmp_path / "one")) == 8
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
     one, two = ([r for r in RunFolder(tmp_path / n).records() if "test_accuracy" in r][-1] for n in ("one", "two"))

@@ -124,7 +124,9 @@ class Classification(Task):
 
     def phases(self) -> dict[str, int]:
         config = self.config
-        found = {"first steps": 0, "end of warmup": config.schedule.warmup_epochs * self.round_steps}
+        found = {"first steps": 0}
+        if config.schedule.warmup_epochs:
+            found["end of warmup"] = config.schedule.warmup_epochs * self.round_steps
         if config.ema.decay:
             found["averaging begins"] = self.average_from
         return found | {"last epoch": self.steps - self.round_steps}

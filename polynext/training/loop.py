@@ -6,6 +6,7 @@ resumed, ends with the weights of one that was not.
 
 import math
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
@@ -171,7 +172,7 @@ class TrainingLoop:
         self.average: AveragedModel | None = None
         if config.compile:
             compile(self.model)
-        self.wrapped: Any = DistributedDataParallel(self.model) if group.count > 1 else self.model
+        self.wrapped: Any = distributed(self.model) if group.count > 1 else self.model
         self.progress = Progress()
         self.skips_in_a_row = 0
         self.diagnostics = Diagnostics(self.model) if config.diagnostics else None
@@ -410,6 +411,12 @@ def run(
         if profile and group.first:
             print(loop.profile.summary())
     return out
+
+
+def distributed(model: nn.Module) -> DistributedDataParallel:
+    # Of 1x1 kernels, whose strides may be written in two ways for the same order in memory.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+    return DistributedDataParallel(model)
 
 
 def averaged(model: nn.Module, decay: float) -> AveragedModel:
