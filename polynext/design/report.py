@@ -195,11 +195,8 @@ def draw(sweep: DesignSweep, designs: Sequence[Design], path: Path) -> None:
     axes = figure.subplots()
     edge = points(best)
     axes.step([x for x, _, _ in edge], [y for _, y, _ in edge], where="post", color="#1b9e77", alpha=0.6)
-    for number, (seconds, accuracy, one) in enumerate(sorted(points(designs), key=lambda point: point[0])):
+    for seconds, accuracy, one in points(designs):
         axes.plot(seconds, accuracy, "o", color="#1b9e77" if one in best else "#888888")
-        axes.annotate(
-            one.name, (seconds, accuracy), xytext=(5, (-9, 4)[number % 2]), textcoords="offset points", fontsize=7
-        )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
@@ -210,5 +207,32 @@ def draw(sweep: DesignSweep, designs: Sequence[Design], path: Path) -> None:
     axes.margins(x=0.15, y=0.1)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+    name_points(axes, [(seconds, accuracy, one.name) for seconds, accuracy, one in points(designs)])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
+
+
+def name_points(axes: Any, named: Sequence[tuple[float, float, str]]) -> None:
+    """Writes names beside points, each on the first side where it covers neither a point nor another name."""
+    from matplotlib.transforms import Bbox
+
+    figure = axes.figure
+    figure.draw_without_rendering()  # places are known only then
+    taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in axes.transData.transform([p[:2] for p in named])]
+    sides = [(True, 4), (True, -10), (False, 4), (False, -10)]
+    for x, y, name in sorted(named):
+        for right, up in sides:
+            label = axes.annotate(
+                name,
+                (x, y),
+                xytext=(6 if right else -6, up),
+                textcoords="offset points",
+                ha="left" if right else "right",
+                fontsize=7,
+            )
+            box = label.get_window_extent()
+            inside = axes.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+            if (inside and not any(box.overlaps(other) for other in taken)) or (right, up) == sides[-1]:
+                taken.append(box)
+                break
+            label.remove()
