@@ -155,13 +155,15 @@ def test_what_would_go_wrong_is_told(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: None)
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10))
-    monkeypatch.setattr(rehearsal, "available_memory", lambda: 1)
+    monkeypatch.setattr(rehearsal, "available_memory", lambda: 3 * 2**20)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")  # as torchrun tells of three processes on this machine
     config = quick(optimizer=OptimizerConfig(lr=1e30, clip_grad=0.0))
     with np.errstate(all="ignore"):
         report = rehearse(Classification, config, tmp_path / "run")
     told = " ".join(report.problems)
     assert "is not finite at" in told
     assert "images at once need about" in told and "`micro_batch`" in told
+    assert "1 MB are free for each" in told
     assert "give another `out`" in told
 
 

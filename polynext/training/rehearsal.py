@@ -176,12 +176,12 @@ def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, end: float) -> 
     compiling, fewer, more = took
     an_image = max(more - fewer, 0.2 * more) / (PROBES[1] - PROBES[0])
     bytes_an_image = PEAK_TO_KEPT * sum(kept.values()) / loop.micro_batch
-    free = available_memory()
+    free = available_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # which the others need too
     fits = int(SHARE_OF_MEMORY * free / bytes_an_image)
     if fits < wanted:
         report.problems.append(
             f"{wanted} images at once need about {gigabytes(wanted * bytes_an_image)} in each process and "
-            f"{gigabytes(free)} are free: give `micro_batch` {power_of_two(fits)}, or `model.memory` lean."
+            f"{gigabytes(free)} are free for each: give `micro_batch` {power_of_two(fits)}, or `model.memory` lean."
         )
     steps = STEPS * len(loop.task.phases()) + 2
     afterwards = 2 * compiling  # for evaluation, and for the new process
