@@ -4,7 +4,6 @@ A file also tells how a picture becomes the network's input, and the names of th
 ONNX's metadata, in the extra file `polynext.json` of a torch.export program.
 """
 
-import copy
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.extras import require
-from polynext.nn import PointwiseConv2d
+from polynext.models.portable import portable
 from polynext.preprocessing import Preprocessing
 
 Format = Literal["onnx", "torch"]
@@ -37,7 +36,7 @@ def export(
     classes: Sequence[str] | None = None,
 ) -> None:
     """Writes a model in eval mode; batches of any size go into what is written."""
-    model = with_plain_convolutions(model) if form == "onnx" else model
+    model = portable(model) if form == "onnx" else model
     about = json.dumps({"preprocessing": preprocessing and preprocessing.to_json(), "classes": classes})
     example = torch.zeros(2, *input_size)  # torch.export takes a dimension of one for a constant
     with torch.no_grad():
@@ -50,21 +49,6 @@ def export(
     assert made is not None
     made.model.metadata_props[ABOUT] = about
     made.save(str(path), external_data=False)
-
-
-def with_plain_convolutions(model: nn.Module) -> nn.Module:
-    """A copy whose 1x1 convolutions are convolutions, and not matrix products over the last axis of a permuted map.
-
-    Permuting is free in PyTorch. In ONNX it is an operation, before and after each of hundreds of matrix products.
-    """
-    model = copy.deepcopy(model)
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, PointwiseConv2d):
-                plain = nn.Conv2d(child.in_channels, child.out_channels, 1, bias=False, device="meta")
-                plain.weight = child.weight
-                setattr(module, name, plain)
-    return model
 
 
 def load(path: Path, threads: int = 0) -> Network:

@@ -10,7 +10,7 @@ import polynext  # noqa: F401  (registers the models)
 from polynext.cli import main
 from polynext.errors import PolyNeXtError
 from polynext.export import SUFFIXES, check, export, load, load_openvino
-from polynext.nn import LayerNorm2d
+from polynext.models import create_variant
 
 
 def perturbed(name: str) -> torch.nn.Module:
@@ -35,17 +35,22 @@ def test_a_file_computes_what_the_model_does(name: str, form, tmp_path: Path) ->
                 torch.testing.assert_close(exported(images), model(images), atol=1e-5, rtol=1e-5)
 
 
-def test_onnx_permutes_maps_for_norms_only(tmp_path: Path) -> None:
-    """Each permutation is a copy there: two for each norm, and those of the head."""
+def test_onnx_holds_no_copies_of_maps(tmp_path: Path) -> None:
+    """Engines copy a map to permute, cut or reverse it: the head alone does, once."""
     import onnx
 
-    model = perturbed("cpolynext_nano")
-    export(model, (1, 8, 8), tmp_path / "model.onnx", "onnx")
+    export(perturbed("cpolynext_nano"), (1, 8, 8), tmp_path / "model.onnx", "onnx")
     operations = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
-    norms = operations.count("LayerNormalization")
-    assert norms == sum(isinstance(module, LayerNorm2d) for module in model.modules())
-    assert operations.count("Transpose") <= 2 * norms + 1
-    assert "MatMul" not in operations
+    assert not {"MatMul", "Slice", "Concat", "LayerNormalization"} & set(operations)
+    assert operations.count("Transpose") <= 1
+    assert operations.count("Split") == 1
+
+
+@pytest.mark.parametrize("variant", ["no-flip", "addition"])
+def test_variants_export(variant: str, tmp_path: Path) -> None:
+    model = create_variant("cpolynext_ablate_digits", variant, in_chans=1).eval()
+    export(model, (1, 8, 8), tmp_path / "model.onnx", "onnx")
+    assert check(model, tmp_path / "model.onnx", {"random": torch.randn(3, 1, 8, 8)})["random"] < 1e-5
 
 
 def test_a_file_of_other_weights_does_not_pass(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from polynext.models.folding import FoldedCell
@@ -9,6 +10,10 @@ from polynext.models.network import Cell
 
 # Programs at most: stages, times training and evaluation, precisions, and a batch of one image.
 PROGRAMS = 64
+
+# What PyTorch's compiler spends seconds on and we have no use for: programs that try out which instructions the C++
+# compiler knows, while one that compiles PyTorch's headers at all knows those of the processor; and line numbers.
+UNUSED = {"cpp.vec_isa_ok": True, "aot_inductor.enable_line_tables": False}
 
 
 def compile(model: nn.Module, **options: Any) -> nn.Module:
@@ -22,6 +27,8 @@ def compile(model: nn.Module, **options: Any) -> nn.Module:
     cells: list[Any] = [module for module in model.modules() if isinstance(module, Cell | FoldedCell)]
     # Left to itself the compiler would take the next stage's size for a sign that sizes change.
     options = {"dynamic": False, "recompile_limit": PROGRAMS, **options} if cells else options
+    if not {"backend", "mode", "options"} & options.keys():
+        options["options"] = {key: UNUSED[key] for key in UNUSED.keys() & torch._inductor.list_options()}
     for cell in cells:
         cell.compiled = True
         for stack in cell.stacks:

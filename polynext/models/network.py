@@ -39,6 +39,7 @@ from polynext.nn import (
     SigmoidScale,
     init_kaiming,
 )
+from polynext.nn.inference import add_scaled
 from polynext.nn.lean import Recipe, add_branch, keep_products
 from polynext.nn.norm import recomputing
 
@@ -192,7 +193,7 @@ class Stack(nn.Module):
 
     def add_branches(self, x: Tensor, mixer_scale: Tensor, mlp_scale: Tensor) -> Tensor:
         x = torch.addcmul(x, mixer_scale, self.mixer(x))
-        return torch.addcmul(x, mlp_scale, self.mlp(x))
+        return add_scaled(x, mlp_scale, self.mlp(x))
 
 
 class Cell(nn.Module):

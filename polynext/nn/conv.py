@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polynext.nn.inference import infers_on_cpu
-from polynext.nn.wide import FAST_WIDTH, wide_depthwise
+from polynext.nn.wide import FAST_WIDTH, wide_depthwise, wide_gradients
 
 # What they do depends on whether gradients are wanted.
 torch.fx.wrap("wide_depthwise")
@@ -72,6 +72,15 @@ class DepthwiseConv2d(nn.Conv2d):
         if self.wide:
             return wide_depthwise(x, self.weight, self.padding[0], self.dilation[0], self.groups)
         return self._conv_forward(x, self.weight, self.bias)
+
+    @torch.jit.unused
+    def pull_back(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """From the gradient of the result, those of x and of the kernel."""
+        if self.wide and x.device.type == "cpu":
+            return wide_gradients(x, self.weight, grad, self.padding[0], self.dilation[0])
+        shape = (None, self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
+        found = torch.ops.aten.convolution_backward(grad, x, self.weight, *shape, (True, True, False))
+        return found[0], found[1]
 
 
 def init_kaiming(*convolutions: nn.Conv2d) -> None:

@@ -16,6 +16,8 @@ from torch.utils.flop_counter import register_flop_formula
 # of our own, because PyTorch's compiler would have oneDNN's with constant weights only, and a program for each stack.
 LIBRARY = torch.library.Library("polynext", "DEF")
 LIBRARY.define("matrix_product(Tensor x, Tensor weight) -> Tensor")
+LIBRARY.define("product_with_flipped(Tensor x, Tensor y) -> Tensor")
+LIBRARY.define("add_scaled(Tensor x, Tensor scale, Tensor y) -> Tensor")
 AVAILABLE = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 
 
@@ -33,6 +35,37 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 @register_flop_formula(torch.ops.polynext.matrix_product)
 def _(x_shape: Any, weight_shape: Any, *args: Any, **kwargs: Any) -> int:
     return 2 * math.prod(x_shape) * weight_shape[0]
+
+
+# One pass over memory, with a compiler or without, and a second of its time for each stage: it is spared these two.
+@torch.library.impl(LIBRARY, "product_with_flipped", "CPU")
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return torch.mul(x, y.flip(1), out=torch.empty_like(x))
+
+
+@torch.library.impl(LIBRARY, "add_scaled", "CPU")
+def _(x: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+    return torch.addcmul(x, scale, y, out=torch.empty_like(x))
+
+
+@torch.library.register_fake("polynext::product_with_flipped", lib=LIBRARY)
+@torch.library.register_fake("polynext::add_scaled", lib=LIBRARY)
+def _(x: Tensor, *args: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def product_with_flipped(x: Tensor, y: Tensor) -> Tensor:
+    """`x flip(y)`, where flip reverses the channels."""
+    if not torch.jit.is_scripting() and compiles_for_cpu(x):
+        return torch.ops.polynext.product_with_flipped(x, y)
+    return x * y.flip(1)
+
+
+def add_scaled(x: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+    """`x + scale y`."""
+    if not torch.jit.is_scripting() and compiles_for_cpu(x):
+        return torch.ops.polynext.add_scaled(x, scale, y)
+    return torch.addcmul(x, scale, y)
 
 
 @torch.jit.unused

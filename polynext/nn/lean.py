@@ -64,8 +64,9 @@ class ValueAndProduct(torch.autograd.Function):
             "dtype": torch.get_autocast_dtype(device),
         }
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(weight, *tensors)
-        u = function(*tensors[:count])
+        u, kept = compute(function, tensors[:count])
+        ctx.given = len(tensors)
+        ctx.save_for_backward(weight, *tensors, *kept)
         y = over_channels(u if before is None else before(u), weight)
         return u, y
 
@@ -75,10 +76,11 @@ class ValueAndProduct(torch.autograd.Function):
         if grad_u is None and grad_y is None:
             return (None,) * len(ctx.needs_input_grad)
         weight, *tensors = ctx.saved_tensors
+        tensors, kept = tensors[: ctx.given], tensors[ctx.given :]
         inputs, parameters = tensors[: ctx.count], tensors[ctx.count :]
         last = tuple(ctx.before.parameters()) if ctx.before is not None else ()
         with recomputing(), torch.autocast(**ctx.autocast):
-            u, gradients = pull_back(ctx.function, inputs, parameters[: len(parameters) - len(last)])
+            u, gradients = pull_back(ctx.function, inputs, parameters[: len(parameters) - len(last)], kept)
             if ctx.before is not None:
                 factor, gradients_before = pull_back(ctx.before, [u], last)
             else:
@@ -100,16 +102,30 @@ class ValueAndProduct(torch.autograd.Function):
 Gradients = Callable[[Tensor], Sequence[Any]]
 
 
+def compute(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A value, and what its function wants to be kept besides the inputs."""
+    if hasattr(function, "compute") and in_one_precision(inputs):
+        return function.compute(*inputs)
+    return function(*inputs), ()
+
+
+def in_one_precision(inputs: Sequence[Tensor]) -> bool:
+    return not torch.is_autocast_enabled(inputs[0].device.type)
+
+
 def pull_back(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor]
+    function: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    kept: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Gradients]:
     """A value, and how its gradient becomes those of the inputs and parameters.
 
     Some functions know both by a method of this name, without PyTorch's record of operations.
     """
     own = getattr(function, "pull_back", None)
-    if own is not None and not torch.is_autocast_enabled(inputs[0].device.type):
-        return own(*inputs)
+    if own is not None and in_one_precision(inputs):
+        return own(*inputs, *kept)
     sources = [t.detach().requires_grad_() for t in inputs]
     with torch.enable_grad():
         value = function(*sources)
@@ -138,6 +154,32 @@ class Identity:
 
 
 identity = Identity()
+
+
+class Convolved:
+    """What `PolyConv.mix` makes of h: K(K_c(h) flip(K_f(h))). K_c(h) is kept, the dearest of the convolutions."""
+
+    def __init__(self, branch: PolyConv):
+        self.k_coarse, self.k_fine, self.k = branch.k_coarse, branch.k_fine, branch.k
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return self.compute(h)[0]
+
+    def compute(self, h: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+        coarse = self.k_coarse(h)
+        return self.k(coarse * self.k_fine(h).flip(1)), (coarse,)
+
+    def pull_back(self, h: Tensor, coarse: Tensor) -> tuple[Tensor, Gradients]:
+        fine = self.k_fine(h).flip(1)
+        product = coarse * fine
+
+        def gradients(grad: Tensor) -> tuple[Tensor, ...]:
+            grad_product, grad_k = self.k.pull_back(product, grad)
+            grad_h, grad_coarse = self.k_coarse.pull_back(h, grad_product * fine)
+            grad_fine_h, grad_fine = self.k_fine.pull_back(h, grad_product.mul_(coarse).flip(1))
+            return grad_h.add_(grad_fine_h), grad_coarse, grad_fine, grad_k
+
+        return self.k(product), gradients
 
 
 class NormedProduct:
@@ -216,7 +258,8 @@ def parts(branch: nn.Module) -> Parts | None:
     """The parts of an operator, if it has a lean form."""
     if isinstance(branch, PolyConv):
         kernels = (branch.k_coarse.weight, branch.k_fine.weight, branch.k.weight)
-        return Parts(None, branch.w_in, branch.mix, kernels, branch.w_out, branch.norm)
+        mix = Convolved(branch) if type(branch).mix is PolyConv.mix else branch.mix
+        return Parts(None, branch.w_in, mix, kernels, branch.w_out, branch.norm)
     if isinstance(branch, PolyMLP):
         norm, as_published = branch.norm, type(branch).mix is PolyMLP.mix
         mix = NormedProduct(norm) if as_published and has_weight_alone(norm) else branch.mix

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d, init_kaiming
+from polynext.nn.inference import product_with_flipped
 from polynext.nn.norm import LayerNorm2d, NormMaker
 
 
@@ -53,5 +54,4 @@ class PolyConv(nn.Module):
 
     def mix(self, h: Tensor) -> Tensor:
         """K(m): what happens between the two matrix products."""
-        m = self.k_coarse(h) * self.k_fine(h).flip(1)
-        return self.k(m)
+        return self.k(product_with_flipped(self.k_coarse(h), self.k_fine(h)))

@@ -48,18 +48,24 @@ class WideDepthwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
-        (grad,) = grads
         x, weight = ctx.saved_tensors
-        d, padding, channels = ctx.dilation, ctx.padding, len(weight)
-        grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=channels)
-        if ctx.needs_input_grad[1]:
-            if math.ceil(x.shape[2] / d) * math.ceil(x.shape[3] / d) <= SMALL_PHASE:
-                grad_weight = kernel_gradient_by_pairs(x, grad, weight.shape[-1], d)
-            else:
-                grad_weight = kernel_gradient(phases(x, d), phases(grad, d), weight.shape[-1])
-        return grad_x, grad_weight, None, None
+        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
+        return *wide_gradients(x, weight, grads[0], ctx.padding, ctx.dilation, wanted), None, None
+
+
+def wide_gradients(
+    x: Tensor, weight: Tensor, grad: Tensor, padding: int, d: int, wanted: tuple[bool, bool] = (True, True)
+) -> tuple[Tensor | None, Tensor | None]:
+    """Those of the input and of the kernel."""
+    grad_x = grad_weight = None
+    if wanted[0]:
+        grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=len(weight))
+    if wanted[1]:
+        if math.ceil(x.shape[2] / d) * math.ceil(x.shape[3] / d) <= SMALL_PHASE:
+            grad_weight = kernel_gradient_by_pairs(x, grad, weight.shape[-1], d)
+        else:
+            grad_weight = kernel_gradient(phases(x, d), phases(grad, d), weight.shape[-1])
+    return grad_x, grad_weight
 
 
 def phases(x: Tensor, d: int) -> Tensor:
