@@ -51,3 +51,15 @@ def test_traces_hold_operations_of_pytorch_only() -> None:
 def test_the_norm_written_out(bias) -> None:
     x, weight = 3 * torch.randn(2, 4, 5, 30) + 7, torch.rand(30)
     torch.testing.assert_close(normed(x, weight, bias, 1e-5), F.layer_norm(x, (30,), weight, bias, 1e-5))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(3, 6, 5, 7), (1, 6, 1, 1)])
+def test_what_a_compiler_is_spared(shape, memory_format) -> None:
+    x, y = (torch.randn(shape).contiguous(memory_format=memory_format) for _ in range(2))
+    scale = torch.rand(len(x), 1, 1, 1)
+    product, added = torch.ops.polynext.product_with_flipped, torch.ops.polynext.add_scaled
+    torch.testing.assert_close(product(x, y), x * y.flip(1))
+    torch.testing.assert_close(added(x, scale, y), x + scale * y)
+    for operation, inputs in ((product, (x, y)), (added, (x, scale, y))):
+        torch.library.opcheck(operation, inputs, test_utils=("test_schema", "test_faketensor"))

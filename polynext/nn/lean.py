@@ -14,6 +14,7 @@ weights, N x N for each head, are among what is computed again.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
@@ -58,11 +59,9 @@ class ValueAndProduct(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.function, ctx.before, ctx.count = function, before, count
         device = weight.device.type
-        ctx.autocast = {
-            "device_type": device,
-            "enabled": torch.is_autocast_enabled(device),
-            "dtype": torch.get_autocast_dtype(device),
-        }
+        ctx.autocast = None
+        if torch.is_autocast_enabled(device):
+            ctx.autocast = {"device_type": device, "dtype": torch.get_autocast_dtype(device)}
         ctx.set_materialize_grads(False)
         u, kept = compute(function, tensors[:count])
         ctx.given = len(tensors)
@@ -79,7 +78,7 @@ class ValueAndProduct(torch.autograd.Function):
         tensors, kept = tensors[: ctx.given], tensors[ctx.given :]
         inputs, parameters = tensors[: ctx.count], tensors[ctx.count :]
         last = tuple(ctx.before.parameters()) if ctx.before is not None else ()
-        with recomputing(), torch.autocast(**ctx.autocast):
+        with recomputing(), torch.autocast(**ctx.autocast) if ctx.autocast else nullcontext():
             u, gradients = pull_back(ctx.function, inputs, parameters[: len(parameters) - len(last)], kept)
             if ctx.before is not None:
                 factor, gradients_before = pull_back(ctx.before, [u], last)
@@ -124,6 +123,8 @@ def pull_back(
     Some functions know both by a method of this name, without PyTorch's record of operations.
     """
     own = getattr(function, "pull_back", None)
+    if has_weight_alone(function):
+        own = partial(layer_norm, weight=function.weight, eps=function.eps)
     if own is not None and in_one_precision(inputs):
         return own(*inputs, *kept)
     sources = [t.detach().requires_grad_() for t in inputs]
@@ -256,6 +257,7 @@ class Parts(NamedTuple):
 
 def parts(branch: nn.Module) -> Parts | None:
     """The parts of an operator, if it has a lean form."""
+    mix: Callable[[Tensor], Tensor]
     if isinstance(branch, PolyConv):
         kernels = (branch.k_coarse.weight, branch.k_fine.weight, branch.k.weight)
         mix = Convolved(branch) if type(branch).mix is PolyConv.mix else branch.mix
@@ -295,7 +297,7 @@ def add_branch(x: Recipe, branch: nn.Module, scale: Tensor, drop: Tensor | None)
     return Recipe(again, (value, middle.product(last), scale), tuple(after.parameters()))
 
 
-def has_weight_alone(norm: nn.Module) -> TypeGuard[LayerNorm2d]:
+def has_weight_alone(norm: object) -> TypeGuard[LayerNorm2d]:
     return isinstance(norm, LayerNorm2d) and norm.bias is None
 
 

@@ -55,8 +55,8 @@ class WideDepthwise(torch.autograd.Function):
 
 def wide_gradients(
     x: Tensor, weight: Tensor, grad: Tensor, padding: int, d: int, wanted: tuple[bool, bool] = (True, True)
-) -> tuple[Tensor | None, Tensor | None]:
-    """Those of the input and of the kernel."""
+) -> tuple[Any, Any]:
+    """Those of the input and of the kernel, if wanted."""
     grad_x = grad_weight = None
     if wanted[0]:
         grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=len(weight))
