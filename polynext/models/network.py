@@ -235,7 +235,7 @@ class Cell(nn.Module):
 
     @torch.jit.unused
     def lean_forward(self, older: Tensor, newer: Tensor) -> Tensor:
-        """The same, keeping the matrix products only: see `polynext.nn.lean`."""
+        """The same, keeping little besides the matrix products: see `polynext.nn.lean`."""
         x = Recipe(
             lambda older, newer: self.norm(self.skip(older, newer)),
             (older, newer),
@@ -467,8 +467,9 @@ class PolyNeXt(nn.Module):
     def set_memory(self, memory: Memory) -> None:
         """What training keeps for the backward pass.
 
-        "plain" is whatever PyTorch keeps. "lean" keeps the matrix products and computes the rest again, cell by cell
-        the same numbers: less than half the memory. "least" keeps the results of cells and computes each cell again.
+        "plain" is whatever PyTorch keeps. "lean" keeps little besides the matrix products and computes the rest
+        again, cell by cell the same numbers: less than half the memory. "least" keeps the results of cells and
+        computes each cell again.
         """
         set_memory(self, memory)
 

@@ -5,7 +5,8 @@ depthwise convolutions of the products before. So one backward pass serves them 
 
     u = f(x),    y = W u
 
-PyTorch keeps u and what f makes on the way; here x alone is kept. With the gradients g_u and g_y of the two results,
+PyTorch keeps u and what f makes on the way; here x alone is kept, and of PolyConv its coarse convolution, the dearest.
+With the gradients g_u and g_y of the two results,
 
     g_W = g_y u^T,    (g_x, g_theta) = the gradients of f at x, for g_u + W^T g_y at its end,
 

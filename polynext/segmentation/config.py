@@ -21,8 +21,8 @@ class SegmentationModelConfig:
         pretrained: fetch the backbone's published weights instead.
         drop_path: stochastic depth of the backbone.
         width: of the decoder.
-        memory: what is kept of the backbone for the backward pass: plain is what PyTorch keeps, lean the matrix
-            products only, at some cost in time; least recomputes whole cells.
+        memory: what is kept of the backbone for the backward pass: plain is what PyTorch keeps, lean little
+            besides the matrix products, at some cost in time; least recomputes whole cells.
     """
 
     backbone: str = "cpolynext_small"

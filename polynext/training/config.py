@@ -76,8 +76,8 @@ class ModelConfig:
         conditioning: weight of a penalty that keeps PolyConv's W_in well-conditioned, as fast encrypted plans need it.
         frozen_statistics: keep the fully polynomial norms as they are at inference, so that the network learns as the
             polynomial that it is; for weights that have been trained without.
-        memory: what is kept for the backward pass: plain is what PyTorch keeps, lean the matrix products only, at
-            some cost in time; least recomputes whole cells.
+        memory: what is kept for the backward pass: plain is what PyTorch keeps, lean little besides the matrix
+            products, at some cost in time; least recomputes whole cells.
     """
 
     name: str = "cpolynext_nano"
