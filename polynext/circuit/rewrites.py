@@ -61,22 +61,34 @@ def added(left: Array | None, right: Array | None) -> Array | None:
 def affine_of(node: Node) -> Affine:
     """How a value depends on the products, kept values and the image below it."""
     found: dict[Node, Affine] = {}
-
-    def visit(value: Node) -> Affine:
-        if value in found:
-            return found[value]
+    for value in below(node):
         if isinstance(value, Input | Product) or (value.kept and value is not node):
             found[value] = Affine({value: identity(value.size)})
         elif isinstance(value, Linear):
-            found[value] = visit(value.source).then(value.map, value.bias)
+            found[value] = found[value.source].then(value.map, value.bias)
         elif isinstance(value, Sum):
-            first, *rest = map(visit, value.terms)
+            first, *rest = (found[term] for term in value.terms)
             for other in rest:
                 first = first.plus(other)
             found[value] = first
-        return found[value]
+    return found[node]
 
-    return visit(node)
+
+def below(node: Node) -> list[Node]:
+    """A value and what it is made of, down to products, kept values and the image; each after its own sources."""
+    order: list[Node] = []
+    stack = [(node, False)]
+    seen: set[Node] = set()
+    while stack:
+        value, ready = stack.pop()
+        if ready:
+            order.append(value)
+        elif value not in seen:
+            seen.add(value)
+            stack.append((value, True))
+            if isinstance(value, Linear | Sum) and (value is node or not value.kept):
+                stack += [(source, False) for source in reversed(value.sources)]
+    return order
 
 
 def rebuild(circuit: Circuit, rule: Callable[[Node, dict[Node, Node]], Node]) -> Circuit:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
 from polynext.circuit.rewrites import inverse, mixes_positions_only, rebase, unbuild_sums
-from polynext.circuit.structure import TooWideError
+from polynext.circuit.structure import Kronecker
 
 # Why a value may be worth computing for its own sake: as a well-conditioned map of a sum it can stand for the sum, and
 # as a less well-conditioned one it can, if noise is small; it mixes positions before channels are mixed; or several
@@ -23,7 +23,7 @@ class Choices:
     def __init__(self, merged: Circuit):
         self.merged = merged
         self.reasons = worth_keeping(merged)
-        self.unbuilt: dict[Kept, Circuit | None] = {}
+        self.unbuilt: dict[Kept, Circuit] = {}
 
     @property
     def skewed(self) -> bool:
@@ -35,16 +35,13 @@ class Choices:
         return less
 
     def circuit(self, kept: Kept) -> Circuit:
-        """The circuit with these values kept and all other sums unbuilt."""
-        if kept not in self.unbuilt:
-            try:
-                self.unbuilt[kept] = unbuild_sums(with_kept(self.merged, kept))
-            except TooWideError:
-                self.unbuilt[kept] = None
-        circuit = self.unbuilt[kept]
-        if circuit is None:
-            raise TooWideError
-        return circuit
+        """The circuit with these values kept and all other sums unbuilt; raises if its maps grow too wide."""
+        if kept in self.unbuilt:
+            return self.unbuilt[kept]
+        made = unbuild_sums(with_kept(self.merged, kept))
+        if all(isinstance(node.map, Kronecker) for node in made.order if isinstance(node, Linear)):
+            self.unbuilt[kept] = made  # the matrices of others would fill the memory
+        return made
 
     def by_reason(self) -> Iterator[Kept]:
         """All values that there are some reasons for, the most reasons first; any basis is one reason."""

@@ -183,7 +183,6 @@ def make_plan(
 class Draft:
     """What remains of a plan that was only tried."""
 
-    circuit: Circuit
     parameters: Parameters
     seconds: float
     periods: tuple[int, ...]  # of the layouts of its values, but for the result's
@@ -220,9 +219,9 @@ class Search:
             again = self.draft(choices, other.kept)
             if isinstance(again, DoesNotFitError) or again.seconds >= other.plan.bill.seconds:
                 return other, None
-        found, reason = self.finished(self.drafts(choices), other)
+        found, reason = self.finished(choices, self.drafts(choices), other)
         if isinstance(reason, TooImpreciseError) and choices.skewed:
-            found, _ = self.finished(self.drafts(choices.without_skewed()), found)
+            found, _ = self.finished(choices, self.drafts(choices.without_skewed()), found)
         return found, reason
 
     def drafts(self, choices: Choices) -> dict[Kept, Draft | DoesNotFitError]:
@@ -251,7 +250,7 @@ class Search:
         return {kept: made[kept] for kept in sorted(made, key=merit)}
 
     def finished(
-        self, drafts: dict[Kept, Draft | DoesNotFitError], best: Found | None
+        self, choices: Choices, drafts: dict[Kept, Draft | DoesNotFitError], best: Found | None
     ) -> tuple[Found | None, DoesNotFitError | None]:
         """The fastest whole plan of these drafts, or another one that is faster; and why the first draft that failed
         did. Only drafts that promise to be precise enough become whole plans."""
@@ -267,7 +266,7 @@ class Search:
             if excess * coarseness(draft.parameters) > HOPELESS:
                 continue
             try:
-                plan = self.whole(draft)
+                plan = self.whole(draft, self.cut(choices.circuit(kept)))
                 made += 1
                 if plan.bill.seconds < limit:
                     best = Found(plan, kept)
@@ -286,13 +285,17 @@ class Search:
             # Levels do not depend on what comes after, and what is too deep or too slow needs no packing.
             if self.least_seconds(unbuilt, self.parameters(unbuilt)) > limit:
                 raise DoesNotFitError("it is faster otherwise")
-            plan = self.plan(structured(split(unbuilt, self.ring_degree // 2 // self.images)))
+            plan = self.plan(self.cut(unbuilt))
             periods = tuple(layout.period for layout in plan.program.layouts[:-1])
-            return Draft(plan.circuit, plan.parameters, plan.bill.seconds, periods)
+            return Draft(plan.parameters, plan.bill.seconds, periods)
         except TooWideError:
             return DoesNotFitError("its maps grow too wide")
         except DoesNotFitError as error:
-            return error
+            return DoesNotFitError(str(error), error.excess)  # without its traceback, which holds the circuit
+
+    def cut(self, unbuilt: Circuit) -> Circuit:
+        """With no value longer than a ciphertext."""
+        return structured(split(unbuilt, self.ring_degree // 2 // self.images))
 
     def least_seconds(self, circuit: Circuit, parameters: Parameters) -> float:
         """What the products with weights take if each has a weight in every slot, and two of them for joined values."""
@@ -344,9 +347,9 @@ class Search:
             )
         return Plan(final, program, self.backend.name, parameters, bill)
 
-    def whole(self, draft: Draft) -> Plan:
+    def whole(self, draft: Draft, circuit: Circuit) -> Plan:
         """A draft made better, by joining values and by spreading one more at a time, and made a whole plan."""
-        circuit = structured(normalise(draft.circuit, self.examples, OPERAND_SIZE))
+        circuit = structured(normalise(circuit, self.examples, OPERAND_SIZE))
         room = self.ring_degree // 8  # of the slots, for two groups of two operands
         seconds, join = draft.seconds, False
         spread: tuple[int, ...] = ()
