@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py
     python benchmarks/memory.py --task segmentation --batch 2
+    python benchmarks/memory.py --compile
 
 Each network has a process of its own with one thread, and they take turns, round after round; medians are printed, with
 the distance between the quartiles. Kept are the bytes of all tensors that autograd saves, parameters aside, for each
@@ -10,6 +11,7 @@ little disturbed as can be by what else the machine does. Ratios are to the last
 """
 
 import argparse
+import math
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from polynext.bench.timing import Timing
 from polynext.cli.table import table
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
-from polynext.models import set_memory
+from polynext.models import compile, set_memory
 from polynext.segmentation.upernet import UPerNet
 
 DEFAULT = (
@@ -48,28 +50,29 @@ class Worker:
 
     step: Callable[[], object]
 
-    def __init__(self, name: str, task: str, batch: int):
+    def __init__(self, name: str, task: str, batch: int, compiled: bool):
         self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        self.kept, self.peak = self.process.submit(Worker.begin, name, task, batch).result()
+        self.kept, self.peak = self.process.submit(Worker.begin, name, task, batch, compiled).result()
 
     @staticmethod
-    def begin(name: str, task: str, batch: int) -> tuple[float, float]:
+    def begin(name: str, task: str, batch: int, compiled: bool) -> tuple[float, float]:
         torch.set_num_threads(1)
         keep_freed_memory()
         model = build(name, task)
+        network = compile(model) if compiled else model
         side = 224 if task == "classification" else 512
         images = torch.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
 
         def step() -> None:
-            loss(model(images)).backward()
+            loss(network(images)).backward()
             model.zero_grad()
 
         Worker.step = staticmethod(step)
         before = resident_memory()
         reset_peak_memory()
         step()
-        peak = peak_memory() - before
-        return kept_bytes(model, images) / batch, peak / batch
+        peak = math.nan if compiled else peak_memory() - before  # the compiler's own would be in it
+        return kept_bytes(model, network, images) / batch, peak / batch
 
     @staticmethod
     def turn() -> float:
@@ -78,7 +81,7 @@ class Worker:
         return time.process_time() - start
 
 
-def kept_bytes(model: nn.Module, images: Tensor) -> int:
+def kept_bytes(model: nn.Module, network: Callable[[Tensor], Tensor], images: Tensor) -> int:
     """Bytes of what autograd saves in a forward pass, each memory once, parameters aside."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, Tensor] = {}
@@ -89,7 +92,7 @@ def kept_bytes(model: nn.Module, images: Tensor) -> int:
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        outputs = model(images)
+        outputs = network(images)
     del outputs
     return sum(t.untyped_storage().nbytes() for t in kept.values())
 
@@ -100,8 +103,9 @@ def main() -> None:
     parser.add_argument("--task", choices=("classification", "segmentation"), default="classification")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--compile", action="store_true", help="the peak is then not told")
     args = parser.parse_args()
-    workers = {name: Worker(name, args.task, args.batch) for name in args.networks}
+    workers = {name: Worker(name, args.task, args.batch, args.compile) for name in args.networks}
     seconds: dict[str, list[float]] = {name: [] for name in args.networks}
     for _ in range(args.rounds):
         for name, worker in workers.items():
@@ -122,7 +126,8 @@ def main() -> None:
                 f"{timing.median / Timing(seconds[last]).median:.2f}",
             )
         )
-    print(f"{args.task}, batch {args.batch}, float32, one thread, torch {torch.__version__}; MB an image")
+    form = "compiled" if args.compile else "eager"
+    print(f"{args.task}, batch {args.batch}, {form}, float32, one thread, torch {torch.__version__}; MB an image")
     header = ("network", "memory", "kept", "ratio", "peak", "ratio", "seconds", "spread", "ratio")
     print(table(header, rows, left=(0, 1)))
 

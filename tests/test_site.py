@@ -12,6 +12,9 @@ import pytest
 import polynext
 
 ROOT = Path(__file__).parent.parent
+# Building writes pages of the reference into docs: two at once would take them away from each other.
+pytestmark = pytest.mark.xdist_group("site")
+
 LOADED = {("link", "href"), ("script", "src"), ("img", "src"), ("source", "src"), ("iframe", "src")}
 
 

@@ -14,6 +14,7 @@ where theta are the parameters of f, and u is computed again. No matrix product 
 weights, N x N for each head, are among what is computed again.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -307,6 +308,9 @@ def add(x: Tensor, y: Tensor, drop: Tensor | None) -> Tensor:
 
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+
+# The compiler says each time that what it computes again should change nothing in place, which nothing of ours does.
+logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in record.getMessage())
 
 
 def keep_products(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

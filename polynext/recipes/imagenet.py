@@ -34,7 +34,7 @@ def augmentation(size: str) -> AugmentConfig:
 def cpolynext(size: str) -> TrainConfig:
     drop_path, dropout, warmup = CONV[size]
     return TrainConfig(
-        model=ModelConfig(name=f"cpolynext_{size}", drop_path=drop_path, dropout=dropout),
+        model=ModelConfig(name=f"cpolynext_{size}", drop_path=drop_path, dropout=dropout, memory="lean"),
         data=IMAGENET,
         augment=augmentation(size),
         optimizer=OptimizerConfig(name="adamw", lr=4e-3, weight_decay=0.01),
@@ -46,7 +46,7 @@ def apolynext(size: str) -> TrainConfig:
     drop_path, dropout, warmup = ATTENTION[size]
     eps = 1e-6 if size == "large" else 1e-8
     return TrainConfig(
-        model=ModelConfig(name=f"apolynext_{size}", drop_path=drop_path, dropout=dropout),
+        model=ModelConfig(name=f"apolynext_{size}", drop_path=drop_path, dropout=dropout, memory="lean"),
         data=IMAGENET,
         augment=augmentation(size),
         optimizer=OptimizerConfig(name="lamb", lr=2e-3, weight_decay=0.01, eps=eps),

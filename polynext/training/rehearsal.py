@@ -181,7 +181,7 @@ def foretell(report: Rehearsal, loop: TrainingLoop, wanted: int, end: float) -> 
     if fits < wanted:
         report.problems.append(
             f"{wanted} images at once need about {gigabytes(wanted * bytes_an_image)} in each process and "
-            f"{gigabytes(free)} are free for each: give `micro_batch` {power_of_two(fits)}, or `model.memory` lean."
+            f"{gigabytes(free)} are free for each: give `micro_batch` {power_of_two(fits)}, or less `model.memory`."
         )
     steps = STEPS * len(loop.task.phases()) + 2
     afterwards = 2 * compiling  # for evaluation, and for the new process
@@ -243,7 +243,7 @@ def rehearse_phase(report: Rehearsal, loop: TrainingLoop, name: str, step: int) 
     except torch.OutOfMemoryError as error:
         raise PolyNeXtError(
             f"{loop.micro_batch} images at once do not fit into the memory of {loop.group.device}: give a smaller "
-            "`micro_batch`, or `model.memory` lean."
+            "`micro_batch`, or less `model.memory`."
         ) from error
     rate = loop.optimizer.param_groups[0]["lr"]
     report.see(name, f"loss {loop.last_loss:.4f} at learning rate {rate:.2e} ({loop.task.where(step)})")
