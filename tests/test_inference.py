@@ -1,13 +1,18 @@
 """Inference on CPUs: the same results by other routines, and nothing of it where it does not belong."""
 
+import copy
+
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
-from polynext.nn import PointwiseConv2d
-from polynext.nn.inference import normed
+import polynext  # noqa: F401  (registers the models)
+from polynext.models.network import Stage
+from polynext.nn import PointwiseConv2d, inference
+from polynext.nn.inference import cached_parts, normed
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -63,3 +68,57 @@ def test_what_a_compiler_is_spared(shape, memory_format) -> None:
     torch.testing.assert_close(added(x, scale, y), x + scale * y)
     for operation, inputs in ((product, (x, y)), (added, (x, scale, y))):
         torch.library.opcheck(operation, inputs, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", ["cpolynext_lowres", "apolynext_nano_bn"])
+def test_a_batch_taken_in_parts(name: str, monkeypatch) -> None:
+    model = timm.create_model(name).eval()
+    x = torch.randn(7, *model.pretrained_cfg["input_size"])
+    whole = model(x), model.forward_intermediates(x)[1]  # gradients may be wanted: nothing is taken apart
+    sizes, through_cells = [], Stage.through_cells
+
+    def observed(self, older, newer):
+        sizes.append(len(newer))
+        return through_cells(self, older, newer)
+
+    monkeypatch.setattr(Stage, "through_cells", observed)
+    monkeypatch.setattr(inference, "CACHED", 1)
+    with torch.no_grad():
+        torch.testing.assert_close((model(x), model.forward_intermediates(x)[1]), whole, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close((model.fold()(x)), whole[0], rtol=1e-4, atol=1e-4)
+        assert set(sizes) == {1}
+        assert model(x[:0]).shape == (0, model.num_classes)
+
+
+def test_statistics_are_those_of_whole_batches(monkeypatch) -> None:
+    model, x = timm.create_model("cpolynext_nano_bn").train(), torch.randn(6, 1, 8, 8)
+    before = copy.deepcopy(model)
+    monkeypatch.setattr(inference, "CACHED", 1)
+    with torch.no_grad():
+        found = model(x)
+    torch.testing.assert_close(found, before(x).detach())
+    torch.testing.assert_close(model.state_dict(), before.state_dict())
+
+
+def test_hooks_see_whole_batches(monkeypatch) -> None:
+    model, seen = timm.create_model("cpolynext_nano").eval(), []
+    monkeypatch.setattr(inference, "CACHED", 1)
+    handle = model.stages[0].cells[0].stacks[0].mlp.register_forward_hook(lambda *call: seen.append(len(call[2])))
+    with torch.no_grad():
+        model(torch.randn(5, 1, 8, 8))
+        assert seen == [5]
+        handle.remove()
+        model(torch.randn(5, 1, 8, 8))
+    assert seen == [5]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_part_fills_the_caches(threads: int, monkeypatch) -> None:
+    """No part is smaller than what fits, so that a compiled program of few images is not one of a single image."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(inference, "CACHED", 2 * 8 * 4 * 4 * 4)  # two images
+    for batch in range(1, 20):
+        parts = cached_parts(torch.empty(batch, 8, 4, 4))
+        sizes = [len(part) for part in torch.empty(batch, 1).tensor_split(max(1, parts))]
+        assert batch < 2 * threads or min(sizes) >= 2 * threads
+        assert max(sizes) < 4 * threads

@@ -360,3 +360,36 @@ def test_dilated_convolution_trains_under_autocast() -> None:
     y.float().sum().backward()
     assert y.dtype == torch.bfloat16
     assert conv.weight.grad is not None and conv.weight.grad.dtype == torch.float32
+
+
+# PyTorch's compiler looks at the gradients of its inputs, and is warned of it by PyTorch.
+LEAVES = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+
+@LEAVES
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (5, 1, 2), (7, 1, 1)])
+def test_what_a_compiler_gets_for_a_convolution(kernel: int, stride: int, dilation: int, memory_format) -> None:
+    conv = DepthwiseConv2d(6, kernel, dilation=dilation, stride=stride)
+    x = torch.randn(2, 6, 9, 8).contiguous(memory_format=memory_format).requires_grad_()
+    inputs = (x, conv.weight, stride, conv.padding[0], dilation)
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.polynext.depthwise, inputs, test_utils=tests)
+    torch.testing.assert_close(torch.ops.polynext.depthwise(*inputs), conv(x))
+    inputs = (x, conv.weight, conv(x), *inputs[2:])
+    inputs = tuple(t.detach() if isinstance(t, torch.Tensor) else t for t in inputs)
+    torch.library.opcheck(torch.ops.polynext.depthwise_gradients, inputs, test_utils=tests[:2])
+
+
+@LEAVES
+def test_compiled_convolutions_train_under_autocast() -> None:
+    convs, grads = nn.Sequential(DepthwiseConv2d(4, 5, dilation=2), DepthwiseConv2d(4, 3, stride=2)), []
+    x = torch.randn(2, 4, 8, 8)
+    for run in (convs, torch.compile(convs, backend="aot_eager")):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = run(x)
+        assert y.dtype == torch.bfloat16
+        y.float().square().sum().backward()
+        grads.append([conv.weight.grad for conv in convs])
+        convs.zero_grad()
+    torch.testing.assert_close(grads[0], grads[1], rtol=0.02, atol=0.02)

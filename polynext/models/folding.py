@@ -88,7 +88,7 @@ def channels_last_constant(value: Tensor) -> nn.Buffer:
 @torch.no_grad()
 def fold(model: PolyNeXt) -> PolyNeXt:
     """A copy of the model in eval mode, equal to it, with its constants absorbed. The copy cannot be trained."""
-    folded = copy.deepcopy(model).eval()
+    folded = copy.deepcopy(model)
     for stage in folded.stages:
         cells: Any = stage.cells
         for i, cell in enumerate(cells):
@@ -97,7 +97,7 @@ def fold(model: PolyNeXt) -> PolyNeXt:
                 fold_skip(cell)
             cells[i] = FoldedCell(cell)
     fold_norms(folded)
-    return folded.requires_grad_(False)
+    return folded.eval().requires_grad_(False)
 
 
 def absorb_scales(cell: Cell) -> None:

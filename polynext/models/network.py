@@ -39,7 +39,7 @@ from polynext.nn import (
     SigmoidScale,
     init_kaiming,
 )
-from polynext.nn.inference import add_scaled
+from polynext.nn.inference import add_scaled, cached_parts, infers_on_cpu
 from polynext.nn.lean import Recipe, add_branch, keep_products
 from polynext.nn.norm import recomputing
 
@@ -300,6 +300,21 @@ class Stage(nn.Module):
     def forward(self, older: Tensor, newer: Tensor) -> tuple[Tensor, Tensor]:
         if self.downsampling is not None:
             older, newer = self.downsampling(older, newer)
+        if not torch.jit.is_scripting() and infers_on_cpu(newer) and not torch.compiler.is_compiling():
+            return self.in_parts(older, newer)
+        return self.through_cells(older, newer)
+
+    @torch.jit.unused
+    def in_parts(self, older: Tensor, newer: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, a few images at a time: as many as the processor's caches hold the maps of."""
+        parts = cached_parts(newer)
+        if parts < 2 or any(wants_whole_batches(module) for module in self.cells.modules()):
+            return self.through_cells(older, newer)
+        done = map(self.through_cells, older.tensor_split(parts), newer.tensor_split(parts))
+        older, newer = (torch.cat(maps) for maps in zip(*done, strict=True))
+        return older, newer
+
+    def through_cells(self, older: Tensor, newer: Tensor) -> tuple[Tensor, Tensor]:
         for cell in self.cells:
             if self.grad_checkpointing and not torch.jit.is_scripting():
                 older, newer = newer, compute_again(cell, older, newer)
@@ -530,6 +545,11 @@ def take_any_batch(*inputs: Tensor) -> None:
 @torch.jit.unused
 def compiles_training() -> bool:
     return torch.compiler.is_compiling() and torch.is_grad_enabled()
+
+
+def wants_whole_batches(module: nn.Module) -> bool:
+    """Whether it may learn statistics of batches, or somebody looks on by a hook."""
+    return bool(module.training or module._forward_hooks or module._forward_pre_hooks)
 
 
 def compute_again(cell: nn.Module, older: Tensor, newer: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polynext.nn.depthwise import depthwise, gradients
 from polynext.nn.inference import infers_on_cpu
-from polynext.nn.wide import FAST_WIDTH, wide_depthwise, wide_gradients
 
 # What they do depends on whether gradients are wanted.
-torch.fx.wrap("wide_depthwise")
+torch.fx.wrap("depthwise")
 torch.fx.wrap("over_channels")
 
 
@@ -66,21 +66,14 @@ class DepthwiseConv2d(nn.Conv2d):
             device=device,
             dtype=dtype,
         )
-        self.wide = stride == 1 and (dilation > 1 or kernel_size > FAST_WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.wide:
-            return wide_depthwise(x, self.weight, self.padding[0], self.dilation[0], self.groups)
-        return self._conv_forward(x, self.weight, self.bias)
+        return depthwise(x, self.weight, self.stride[0], self.padding[0], self.dilation[0])
 
     @torch.jit.unused
     def pull_back(self, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """From the gradient of the result, those of x and of the kernel."""
-        if self.wide and x.device.type == "cpu":
-            return wide_gradients(x, self.weight, grad, self.padding[0], self.dilation[0])
-        shape = (None, self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
-        found = torch.ops.aten.convolution_backward(grad, x, self.weight, *shape, (True, True, False))
-        return found[0], found[1]
+        return gradients(x, self.weight, grad, self.stride[0], self.padding[0], self.dilation[0])
 
 
 def init_kaiming(*convolutions: nn.Conv2d) -> None:

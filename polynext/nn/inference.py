@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.utils.flop_counter import register_flop_formula
 
 # oneDNN multiplies the tall, narrow matrices of our networks faster than the library behind `F.linear`. As an operation
@@ -18,6 +19,7 @@ LIBRARY = torch.library.Library("polynext", "DEF")
 LIBRARY.define("matrix_product(Tensor x, Tensor weight) -> Tensor")
 LIBRARY.define("product_with_flipped(Tensor x, Tensor y) -> Tensor")
 LIBRARY.define("add_scaled(Tensor x, Tensor scale, Tensor y) -> Tensor")
+CACHED = 2**21  # bytes of a feature map for each thread: the caches of a core hold a few such maps
 AVAILABLE = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 
 
@@ -40,7 +42,7 @@ def _(x_shape: Any, weight_shape: Any, *args: Any, **kwargs: Any) -> int:
 # One pass over memory, with a compiler or without, and a second of its time for each stage: it is spared these two.
 @torch.library.impl(LIBRARY, "product_with_flipped", "CPU")
 def _(x: Tensor, y: Tensor) -> Tensor:
-    return torch.mul(x, y.flip(1), out=torch.empty_like(x))
+    return y.flip(1).mul_(x)
 
 
 @torch.library.impl(LIBRARY, "add_scaled", "CPU")
@@ -56,8 +58,10 @@ def _(x: Tensor, *args: Tensor) -> Tensor:
 
 def product_with_flipped(x: Tensor, y: Tensor) -> Tensor:
     """`x flip(y)`, where flip reverses the channels."""
-    if not torch.jit.is_scripting() and compiles_for_cpu(x):
-        return torch.ops.polynext.product_with_flipped(x, y)
+    if not torch.jit.is_scripting() and infers_on_cpu(x):
+        if torch.compiler.is_compiling():
+            return torch.ops.polynext.product_with_flipped(x, y)
+        return y.flip(1).mul_(x)  # what was just written is in the cache, new memory is not
     return x * y.flip(1)
 
 
@@ -68,14 +72,23 @@ def add_scaled(x: Tensor, scale: Tensor, y: Tensor) -> Tensor:
     return torch.addcmul(x, scale, y)
 
 
+def cached_parts(x: Tensor) -> int:
+    """In how many parts a batch is best taken through operations of which each reads what the one before has written.
+
+    A part has at least as many images as there is room for maps of this size in the caches.
+    """
+    image = x.shape[1:].numel() * x.element_size()
+    return len(x) // max(1, CACHED * torch.get_num_threads() // image)
+
+
 @torch.jit.unused
 def infers_on_cpu(x: Tensor) -> bool:
     """Whether results are all that is wanted, on a CPU, in float32. A trace holds PyTorch's own operations only."""
-    if not AVAILABLE or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float32:
+    if not AVAILABLE or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
-    if torch.jit.is_tracing() or torch.compiler.is_exporting() or torch.is_autocast_enabled("cpu"):
+    if not torch.compiler.is_compiling() and (torch.jit.is_tracing() or is_fx_symbolic_tracing() or transformed()):
         return False
-    return torch.compiler.is_compiling() or not transformed()
+    return not torch.compiler.is_exporting() and x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def transformed() -> bool:
