@@ -9,10 +9,17 @@ from torch.nn.parallel import DistributedDataParallel
 import polynext  # noqa: F401  (registers the models)
 from polynext.errors import PolyNeXtError
 from polynext.models import create_variant, set_memory
-from polynext.nn import PolyAttention, PolyConv, PolyMLP
+from polynext.nn import PolyAttention, PolyConv, PolyMLP, lean
 from polynext.nn.lean import Recipe, add_branch, identity
 
 SMALL = ["cpolynext_nano", "apolynext_nano", "cpolynext_nano_bn", "apolynext_nano_bn", "cpolynext_ablate_digits"]
+
+
+@pytest.fixture(params=[0, 1000], ids=["products-kept", "products-again"])
+def few_channels(request, monkeypatch) -> int:
+    """Small networks in the form of wide stages, and in that of narrow ones."""
+    monkeypatch.setattr(lean, "FEW_CHANNELS", request.param)
+    return request.param
 
 
 def images(model: nn.Module, batch: int = 3) -> Tensor:
@@ -46,12 +53,12 @@ def assert_near(found: list[Tensor], expected: list[Tensor], rtol: float) -> Non
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("name", SMALL)
-def test_a_lean_network_has_the_gradients_of_the_plain_one(name: str, autocast: bool) -> None:
+def test_a_lean_network_has_the_gradients_of_the_plain_one(name: str, autocast: bool, few_channels) -> None:
     model = timm.create_model(name, drop_path_rate=0.3).train()
     x = images(model, 32)
     plain, kept = gradients(model, x, autocast)
     statistics = [b.clone() for b in model.buffers()]
-    for memory, share in (("lean", 0.6), ("least", 0.4)):
+    for memory, share in (("lean", 0.45 if few_channels else 0.6), ("least", 0.4)):
         again = timm.create_model(name, drop_path_rate=0.3).train()
         again.load_state_dict(dict(model.named_parameters()), strict=False)
         again.set_memory(memory)
@@ -65,7 +72,7 @@ def test_a_lean_network_has_the_gradients_of_the_plain_one(name: str, autocast: 
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_exact_in_double_precision(name: str) -> None:
+def test_exact_in_double_precision(name: str, few_channels) -> None:
     model = timm.create_model(name).double().train()
     x = images(model).double()
     plain, _ = gradients(model, x)
@@ -75,7 +82,7 @@ def test_exact_in_double_precision(name: str) -> None:
 
 @pytest.mark.parametrize("after", [None, nn.Identity, "default"])
 @pytest.mark.parametrize("operator", [PolyConv, PolyMLP, PolyAttention])
-def test_numerical_gradients(operator, after) -> None:
+def test_numerical_gradients(operator, after, few_channels) -> None:
     options = {} if after == "default" else {"norm": after or nn.Identity}
     if operator is PolyAttention:
         options |= {"heads": 2, "head_dim": 2, "p": 3}
@@ -91,7 +98,7 @@ def test_numerical_gradients(operator, after) -> None:
     assert torch.autograd.gradcheck(function, (x, scale, *parameters.values()))
 
 
-def test_frozen_parts_have_no_gradient() -> None:
+def test_frozen_parts_have_no_gradient(few_channels) -> None:
     model = timm.create_model("cpolynext_nano").train()
     model.set_memory("lean")
     for name, parameter in model.named_parameters():
@@ -101,7 +108,7 @@ def test_frozen_parts_have_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("variant", ["layerscale-one", "addition", "mlp-gelu", "no-flip", "single-input"])
-def test_variants_can_be_lean(variant: str) -> None:
+def test_variants_can_be_lean(variant: str, few_channels) -> None:
     model = create_variant("cpolynext_ablate_digits", variant, in_chans=1).train()
     plain, _ = gradients(model, images(model))
     set_memory(model, "lean")
@@ -109,14 +116,14 @@ def test_variants_can_be_lean(variant: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano"])
-def test_compiled_it_is_lean_too(name: str) -> None:
+def test_compiled_it_is_lean_too(name: str, few_channels) -> None:
     model = timm.create_model(name).train()
     x = images(model, 8)
     plain, kept = gradients(model, x)
     model.set_memory("lean")
     found, kept_now = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), x)
     assert_near(found, plain, rtol=1e-4)
-    assert kept_now < 0.7 * kept
+    assert kept_now < (0.5 if few_channels else 0.7) * kept
 
 
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:FutureWarning")

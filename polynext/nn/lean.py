@@ -5,17 +5,17 @@ depthwise convolutions of the products before. So one backward pass serves them 
 
     u = f(x),    y = W u
 
-PyTorch keeps u and what f makes on the way; here x alone is kept, and of PolyConv its coarse convolution, the dearest.
-With the gradients g_u and g_y of the two results,
+PyTorch keeps u and what f makes on the way; here x alone is kept. With the gradients g_u and g_y of the two results,
 
     g_W = g_y u^T,    (g_x, g_theta) = the gradients of f at x, for g_u + W^T g_y at its end,
 
-where theta are the parameters of f, and u is computed again. No matrix product with weights is done twice. Attention's
-weights, N x N for each head, are among what is computed again.
+where theta are the parameters of f, and u is computed again. Attention's weights, N x N for each head, are among what
+is computed again. Of the matrix products with weights only those over a few channels are: in a first stage they take
+little time, and their maps most of the memory.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
@@ -31,6 +31,9 @@ from polynext.nn.polyattention import PolyAttention
 from polynext.nn.polyconv import PolyConv
 from polynext.nn.polymlp import PolyMLP
 
+# A matrix product takes as many multiplications for each number of its result as it has channels to sum over.
+FEW_CHANNELS = 128
+
 
 class Recipe(NamedTuple):
     """A map (B, C, H, W) that can be had again: `function` of `inputs`, with `parameters` inside it."""
@@ -42,7 +45,7 @@ class Recipe(NamedTuple):
     def value(self) -> Tensor:
         return self.function(*self.inputs)
 
-    def with_product(self, weight: Tensor, before: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+    def with_product(self, weight: Tensor, before: "nn.Module | First | None" = None) -> tuple[Tensor, Tensor]:
         """The value u and the matrix product W u, or W before(u); for a backward pass the inputs are kept."""
         parameters = self.parameters + (tuple(before.parameters()) if before is not None else ())
         return ValueAndProduct.apply(self.function, before, weight, len(self.inputs), *self.inputs, *parameters)
@@ -65,11 +68,9 @@ class ValueAndProduct(torch.autograd.Function):
         if torch.is_autocast_enabled(device):
             ctx.autocast = {"device_type": device, "dtype": torch.get_autocast_dtype(device)}
         ctx.set_materialize_grads(False)
-        u, kept = compute(function, tensors[:count])
-        ctx.given = len(tensors)
-        ctx.save_for_backward(weight, *tensors, *kept)
-        y = over_channels(u if before is None else before(u), weight)
-        return u, y
+        ctx.save_for_backward(weight, *tensors)
+        u = function(*tensors[:count])
+        return u, over_channels(u if before is None else before(u), weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -77,11 +78,10 @@ class ValueAndProduct(torch.autograd.Function):
         if grad_u is None and grad_y is None:
             return (None,) * len(ctx.needs_input_grad)
         weight, *tensors = ctx.saved_tensors
-        tensors, kept = tensors[: ctx.given], tensors[ctx.given :]
         inputs, parameters = tensors[: ctx.count], tensors[ctx.count :]
         last = tuple(ctx.before.parameters()) if ctx.before is not None else ()
         with recomputing(), torch.autocast(**ctx.autocast) if ctx.autocast else nullcontext():
-            u, gradients = pull_back(ctx.function, inputs, parameters[: len(parameters) - len(last)], kept)
+            u, gradients = pull_back(ctx.function, inputs, parameters[: len(parameters) - len(last)])
             if ctx.before is not None:
                 factor, gradients_before = pull_back(ctx.before, [u], last)
             else:
@@ -89,11 +89,7 @@ class ValueAndProduct(torch.autograd.Function):
         grad_weight = None
         grads_of_last: Sequence[Any] = (None,) * len(last)
         if grad_y is not None:
-            rows = grad_y.permute(0, 2, 3, 1).flatten(0, 2)
-            if ctx.needs_input_grad[2]:
-                columns = factor.permute(0, 2, 3, 1).flatten(0, 2)
-                grad_weight = (rows.T @ columns.to(rows.dtype)).to(weight.dtype)
-            grad_factor = over_channels(grad_y, weight.T.to(rows.dtype)).to(factor.dtype)
+            grad_factor, grad_weight = gradients_of_product(factor, weight, grad_y, ctx.needs_input_grad[2])
             grad_before, *grads_of_last = gradients_before(grad_factor)
             grad_u = grad_before if grad_u is None else grad_before.add_(grad_u)
         return None, None, grad_weight, None, *gradients(grad_u), *grads_of_last
@@ -103,22 +99,12 @@ class ValueAndProduct(torch.autograd.Function):
 Gradients = Callable[[Tensor], Sequence[Any]]
 
 
-def compute(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A value, and what its function wants to be kept besides the inputs."""
-    if hasattr(function, "compute") and in_one_precision(inputs):
-        return function.compute(*inputs)
-    return function(*inputs), ()
-
-
 def in_one_precision(inputs: Sequence[Tensor]) -> bool:
     return not torch.is_autocast_enabled(inputs[0].device.type)
 
 
 def pull_back(
-    function: Callable[..., Tensor],
-    inputs: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-    kept: Sequence[Tensor] = (),
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor]
 ) -> tuple[Tensor, Gradients]:
     """A value, and how its gradient becomes those of the inputs and parameters.
 
@@ -128,7 +114,7 @@ def pull_back(
     if has_weight_alone(function):
         own = partial(layer_norm, weight=function.weight, eps=function.eps)
     if own is not None and in_one_precision(inputs):
-        return own(*inputs, *kept)
+        return own(*inputs)
     sources = [t.detach().requires_grad_() for t in inputs]
     with torch.enable_grad():
         value = function(*sources)
@@ -146,6 +132,15 @@ def alone(grad: Tensor) -> tuple[Tensor]:
     return (grad,)
 
 
+def gradients_of_product(x: Tensor, weight: Tensor, grad: Tensor, learns: bool) -> tuple[Tensor, Tensor | None]:
+    """Those of x and, if it learns, of W, from that of the matrix product W x."""
+    grad_weight = None
+    if learns:
+        rows, columns = (t.permute(0, 2, 3, 1).flatten(0, 2) for t in (grad, x))
+        grad_weight = (rows.T @ columns.to(rows.dtype)).to(weight.dtype)
+    return over_channels(grad, weight.T.to(grad.dtype)).to(x.dtype), grad_weight
+
+
 class Identity:
     """x, which is kept as it is."""
 
@@ -160,20 +155,16 @@ identity = Identity()
 
 
 class Convolved:
-    """What `PolyConv.mix` makes of h: K(K_c(h) flip(K_f(h))). K_c(h) is kept, the dearest of the convolutions."""
+    """What `PolyConv.mix` makes of h: K(K_c(h) flip(K_f(h)))."""
 
     def __init__(self, branch: PolyConv):
         self.k_coarse, self.k_fine, self.k = branch.k_coarse, branch.k_fine, branch.k
 
     def __call__(self, h: Tensor) -> Tensor:
-        return self.compute(h)[0]
+        return self.k(self.k_coarse(h) * self.k_fine(h).flip(1))
 
-    def compute(self, h: Tensor) -> tuple[Tensor, tuple[Tensor]]:
-        coarse = self.k_coarse(h)
-        return self.k(coarse * self.k_fine(h).flip(1)), (coarse,)
-
-    def pull_back(self, h: Tensor, coarse: Tensor) -> tuple[Tensor, Gradients]:
-        fine = self.k_fine(h).flip(1)
+    def pull_back(self, h: Tensor) -> tuple[Tensor, Gradients]:
+        coarse, fine = self.k_coarse(h), self.k_fine(h).flip(1)
         product = coarse * fine
 
         def gradients(grad: Tensor) -> tuple[Tensor, ...]:
@@ -257,6 +248,37 @@ class Parts(NamedTuple):
     after: nn.Module | None
 
 
+class First:
+    """An operator up to its last matrix product, with the first one inside: mix(first before(x))."""
+
+    def __init__(self, found: Parts):
+        self.found = found
+
+    def parameters(self) -> Iterator[Tensor]:
+        before = self.found.before
+        yield from before.parameters() if before is not None else ()
+        yield self.found.first.weight
+        yield from self.found.inside
+
+    def __call__(self, x: Tensor) -> Tensor:
+        before, first, mix = self.found.before, self.found.first, self.found.mix
+        return mix(first(x if before is None else before(x)))
+
+    def pull_back(self, x: Tensor) -> tuple[Tensor, Gradients]:
+        before, first = self.found.before, self.found.first
+        weight = first.weight
+        factor, gradients_before = (x, alone) if before is None else pull_back(before, [x], [*before.parameters()])
+        value, gradients_mix = pull_back(self.found.mix, [first(factor)], self.found.inside)
+
+        def gradients(grad: Tensor) -> tuple[Any, ...]:
+            grad_first, *grads_inside = gradients_mix(grad)
+            grad_factor, grad_weight = gradients_of_product(factor, weight.flatten(1), grad_first, weight.requires_grad)
+            grad_weight = grad_weight if grad_weight is None else grad_weight.view_as(weight)
+            return *gradients_before(grad_factor), grad_weight, *grads_inside
+
+        return value, gradients
+
+
 def parts(branch: nn.Module) -> Parts | None:
     """The parts of an operator, if it has a lean form."""
     mix: Callable[[Tensor], Tensor]
@@ -285,18 +307,23 @@ def add_branch(x: Recipe, branch: nn.Module, scale: Tensor, drop: Tensor | None)
     if found is None:
         value = x.value()
         return Recipe(identity, (add(value, scale * branch(value), drop),))
-    value, first = x.with_product(found.first.weight.flatten(1), found.before)
-    middle, last = Recipe(found.mix, (first,), found.inside), found.last.weight.flatten(1)
-    after = found.after
+    after, last = found.after, found.last.weight.flatten(1)
     if after is None:
-        return Recipe(identity, (add(value, middle.product(last * scale.reshape(-1, 1)), drop),))
+        last = last * scale.reshape(-1, 1)
+    if found.first.in_channels < FEW_CHANNELS:
+        value, result = x.with_product(last, First(found))
+    else:
+        value, first = x.with_product(found.first.weight.flatten(1), found.before)
+        result = Recipe(found.mix, (first,), found.inside).product(last)
+    if after is None:
+        return Recipe(identity, (add(value, result, drop),))
     if has_weight_alone(after):
-        return Recipe(NormedSum(after, drop), (value, middle.product(last), scale), tuple(after.parameters()))
+        return Recipe(NormedSum(after, drop), (value, result, scale), tuple(after.parameters()))
 
     def again(value: Tensor, result: Tensor, scale: Tensor) -> Tensor:
         return add(value, scale * after(result), drop)
 
-    return Recipe(again, (value, middle.product(last), scale), tuple(after.parameters()))
+    return Recipe(again, (value, result, scale), tuple(after.parameters()))
 
 
 def has_weight_alone(norm: object) -> TypeGuard[LayerNorm2d]:
@@ -307,7 +334,7 @@ def add(x: Tensor, y: Tensor, drop: Tensor | None) -> Tensor:
     return x + y if drop is None else torch.addcmul(x, drop, y)
 
 
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+PRODUCTS = (torch.ops.aten.mm.default,)
 
 # The compiler says each time that what it computes again should change nothing in place, which nothing of ours does.
 logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in record.getMessage())
@@ -317,7 +344,8 @@ def keep_products(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """What `function` gives, for a compiler, which is told to do what this file does: to keep the matrix products."""
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if operation in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+        dear = operation in PRODUCTS and args[0].shape[1] >= FEW_CHANNELS
+        return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
     return checkpoint(function, *inputs, use_reentrant=False, context_fn=contexts)
