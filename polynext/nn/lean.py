@@ -45,7 +45,7 @@ class Recipe(NamedTuple):
     def value(self) -> Tensor:
         return self.function(*self.inputs)
 
-    def with_product(self, weight: Tensor, before: "nn.Module | First | None" = None) -> tuple[Tensor, Tensor]:
+    def with_product(self, weight: Tensor, before: "nn.Module | UpToLast | None" = None) -> tuple[Tensor, Tensor]:
         """The value u and the matrix product W u, or W before(u); for a backward pass the inputs are kept."""
         parameters = self.parameters + (tuple(before.parameters()) if before is not None else ())
         return ValueAndProduct.apply(self.function, before, weight, len(self.inputs), *self.inputs, *parameters)
@@ -248,7 +248,7 @@ class Parts(NamedTuple):
     after: nn.Module | None
 
 
-class First:
+class UpToLast:
     """An operator up to its last matrix product, with the first one inside: mix(first before(x))."""
 
     def __init__(self, found: Parts):
@@ -311,7 +311,7 @@ def add_branch(x: Recipe, branch: nn.Module, scale: Tensor, drop: Tensor | None)
     if after is None:
         last = last * scale.reshape(-1, 1)
     if found.first.in_channels < FEW_CHANNELS:
-        value, result = x.with_product(last, First(found))
+        value, result = x.with_product(last, UpToLast(found))
     else:
         value, first = x.with_product(found.first.weight.flatten(1), found.before)
         result = Recipe(found.mix, (first,), found.inside).product(last)
@@ -334,7 +334,7 @@ def add(x: Tensor, y: Tensor, drop: Tensor | None) -> Tensor:
     return x + y if drop is None else torch.addcmul(x, drop, y)
 
 
-PRODUCTS = (torch.ops.aten.mm.default,)
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 # The compiler says each time that what it computes again should change nothing in place, which nothing of ours does.
 logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in record.getMessage())
@@ -344,7 +344,7 @@ def keep_products(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """What `function` gives, for a compiler, which is told to do what this file does: to keep the matrix products."""
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        dear = operation in PRODUCTS and args[0].shape[1] >= FEW_CHANNELS
+        dear = operation in PRODUCTS and args[-2].shape[1] >= FEW_CHANNELS
         return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
