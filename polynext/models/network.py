@@ -483,8 +483,8 @@ class PolyNeXt(nn.Module):
         """What training keeps for the backward pass.
 
         "plain" is whatever PyTorch keeps. "lean" keeps little besides the matrix products and computes the rest
-        again, cell by cell the same numbers: less than half the memory. "least" keeps the results of cells and
-        computes each cell again.
+        again, cell by cell the same numbers: a third of the memory. "least" keeps the results of cells and computes
+        each cell again.
         """
         set_memory(self, memory)
 
