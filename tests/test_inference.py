@@ -13,6 +13,7 @@ import polynext  # noqa: F401  (registers the models)
 from polynext.models.network import Stage
 from polynext.nn import PointwiseConv2d, inference
 from polynext.nn.inference import cached_parts, normed
+from polynext.nn.kernel import kernel_rows
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -116,9 +117,20 @@ def test_hooks_see_whole_batches(monkeypatch) -> None:
 def test_a_part_fills_the_caches(threads: int, monkeypatch) -> None:
     """No part is smaller than what fits, so that a compiled program of few images is not one of a single image."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(inference, "CACHED", 2 * 8 * 4 * 4 * 4)  # two images
+    monkeypatch.setattr(inference, "CACHED", 2 * 100)  # two images
     for batch in range(1, 20):
-        parts = cached_parts(torch.empty(batch, 8, 4, 4))
+        parts = cached_parts(batch, 100)
         sizes = [len(part) for part in torch.empty(batch, 1).tensor_split(max(1, parts))]
         assert batch < 2 * threads or min(sizes) >= 2 * threads
         assert max(sizes) < 4 * threads
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("magnitudes", [False, True])
+def test_attention_taken_in_parts(p: int, magnitudes: bool, monkeypatch) -> None:
+    q, k, v = torch.randn(3, 5, 2, 7, 4).unbind()
+    kept = [t.clone().requires_grad_() for t in (q, k, v)]
+    monkeypatch.setattr(inference, "CACHED", 1)
+    with torch.no_grad():
+        found = kernel_rows(q, k, v, p, magnitudes)
+    torch.testing.assert_close(found, tuple(t.detach() for t in kernel_rows(*kept, p, magnitudes)))

@@ -307,7 +307,7 @@ class Stage(nn.Module):
     @torch.jit.unused
     def in_parts(self, older: Tensor, newer: Tensor) -> tuple[Tensor, Tensor]:
         """The same, a few images at a time: as many as the processor's caches hold the maps of."""
-        parts = cached_parts(newer)
+        parts = cached_parts(len(newer), newer.shape[1:].numel() * newer.element_size())
         if parts < 2 or any(wants_whole_batches(module) for module in self.cells.modules()):
             return self.through_cells(older, newer)
         done = map(self.through_cells, older.tensor_split(parts), newer.tensor_split(parts))

@@ -72,13 +72,12 @@ def add_scaled(x: Tensor, scale: Tensor, y: Tensor) -> Tensor:
     return torch.addcmul(x, scale, y)
 
 
-def cached_parts(x: Tensor) -> int:
-    """In how many parts a batch is best taken through operations of which each reads what the one before has written.
+def cached_parts(images: int, size: int) -> int:
+    """In how many parts to take a batch through operations of which each reads what the one before has written.
 
-    A part has at least as many images as there is room for maps of this size in the caches.
+    A part has at least as many images as the caches have room for, at `size` bytes of what is written for each.
     """
-    image = x.shape[1:].numel() * x.element_size()
-    return len(x) // max(1, CACHED * torch.get_num_threads() // image)
+    return images // max(1, CACHED * torch.get_num_threads() // size)
 
 
 @torch.jit.unused

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from polynext.nn.inference import transformed
+from polynext.nn.inference import cached_parts, infers_on_cpu, transformed
 from polynext.nn.norm import RECOMPUTING
+from polynext.nn.windows import join
 
 # Above BLOCK_ABOVE tokens the queries are taken QUERY_BLOCK at a time, so that memory grows with N and not with N^2.
 BLOCK_ABOVE = 2048
@@ -31,8 +32,11 @@ def kernel_tokens(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> 
 
 
 def kernel_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
-    if not torch.jit.is_scripting() and learns(q, k, v):
-        return kept_rows(q, k, v, p, magnitudes)
+    if not torch.jit.is_scripting():
+        if learns(q, k, v):
+            return kept_rows(q, k, v, p, magnitudes)
+        if infers_on_cpu(q) and not torch.compiler.is_compiling():
+            return cached_rows(q, k, v, p, magnitudes)
     weights = integer_power(q @ k.transpose(-2, -1) + 1, p)  # Equation 6; q carries s
     summed = weights.abs() if magnitudes and p % 2 == 1 else weights
     return weights @ v, summed.sum(dim=-1, keepdim=True)
@@ -49,6 +53,25 @@ def learns(q: Tensor, k: Tensor, v: Tensor) -> bool:
 @torch.jit.unused
 def kept_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
     return KernelRows.apply(q, k, v, p, magnitudes)
+
+
+@torch.jit.unused
+def cached_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
+    """The rows a few images at a time: as many as the caches hold the weights of."""
+    image = q.shape[1] * q.shape[2] * k.shape[2] * q.element_size()
+    parts = max(1, cached_parts(len(q), image))
+    qs, ks, vs = (t.tensor_split(parts) for t in (q, k, v))
+    done = [rows_in_place(qs[i], ks[i], vs[i], p, magnitudes) for i in range(parts)]
+    return join([part[0] for part in done], dim=0), join([part[1] for part in done], dim=0)
+
+
+def rows_in_place(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
+    weights, power = (q @ k.transpose(-2, -1)).add_(1), p
+    while power % 2 == 0:
+        weights, power = weights.mul_(weights), power // 2
+    weights = integer_power(weights, power)
+    summed = weights.abs() if magnitudes and p % 2 == 1 else weights
+    return weights @ v, summed.sum(dim=-1, keepdim=True)
 
 
 class KernelRows(torch.autograd.Function):
