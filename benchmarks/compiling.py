@@ -49,7 +49,7 @@ class Worker:
     def begin(name: str, form: str, batch: int) -> tuple[float, str]:
         with tempfile.TemporaryDirectory() as folder:
             tempfile.tempdir = os.environ["TMPDIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-            os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+            torch._inductor.config.compile_threads = 1
             torch.set_num_threads(1)
             keep_freed_memory()
             torch.manual_seed(0)

@@ -80,9 +80,9 @@ def draw(
     from matplotlib.figure import Figure
 
     require_picture(path)
-    height = 2 if measured else 1
-    figure = Figure(figsize=(11, 4.6 * height), layout="constrained")
-    panels = figure.subplots(height, 2, squeeze=False)
+    heights = [4.6, max(4.6, 0.17 * len(measured))] if measured else [4.6]
+    figure = Figure(figsize=(11, sum(heights)), layout="constrained")
+    panels = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
     scatter(panels[0][0], families("params"), "parameters (M)")
     scatter(panels[0][1], families("flops"), "FLOPs (G)")
     for axes, column in zip(panels[0], ("params", "flops"), strict=True):
