@@ -549,7 +549,8 @@ def compiles_training() -> bool:
 
 def wants_whole_batches(module: nn.Module) -> bool:
     """Whether it may learn statistics of batches, or somebody looks on by a hook."""
-    return bool(module.training or module._forward_hooks or module._forward_pre_hooks)
+    watched = module._forward_hooks or module._forward_pre_hooks or nn.modules.module._has_any_global_hook()
+    return bool(module.training or watched)
 
 
 def compute_again(cell: nn.Module, older: Tensor, newer: Tensor) -> Tensor:
