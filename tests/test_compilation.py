@@ -1,5 +1,7 @@
 """Networks compiled stack by stack."""
 
+import copy
+import pickle
 import signal
 from dataclasses import replace
 from functools import partial
@@ -12,6 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 import polynext
 from polynext.data import DataConfig, Preprocessing
+from polynext.models.network import Cell
+from polynext.nn import PointwiseConv2d
 from polynext.recipes import recipe
 from polynext.training import EmaConfig, Interrupted, ModelConfig, ScheduleConfig, TrainingLoop, train
 from polynext.training import loop as loop_module
@@ -42,7 +46,7 @@ def forget_programs():
     torch._dynamo.reset()
 
 
-def test_stacks_of_a_stage_are_one_program_for_any_batch() -> None:
+def test_a_stage_is_two_programs_for_any_batch() -> None:
     model = timm.create_model("cpolynext_lowres", img_size=16).eval()
     names, counted = [*model.state_dict()], Counted()
     x = torch.randn(20, 3, 16, 16)
@@ -51,7 +55,7 @@ def test_stacks_of_a_stage_are_one_program_for_any_batch() -> None:
         assert polynext.compile(model, backend=counted) is model
         for batch in (4, 3, 20, 2, 16):
             torch.testing.assert_close(model(x[:batch]), expected[:batch])
-    assert counted.programs == len(model.stages)
+    assert counted.programs == 2 * len(model.stages)  # one for its stacks, one for the entries of its cells
     assert [*model.state_dict()] == names
 
 
@@ -128,6 +132,35 @@ def test_gradients(memory) -> None:
     polynext.compile(model, backend="aot_eager")(x).square().sum().backward()
     for parameter, grad in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-4 * grad.abs().max().item())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_matrices_are_stored_by_columns_for_inference_only(training: bool) -> None:
+    model, x = timm.create_model("apolynext_nano").train(training), torch.randn(3, 1, 8, 8)
+    model(x).square().sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    polynext.compile(model, backend="aot_eager")
+    assert all((m.weight.stride(0) == 1) is not training for m in model.modules() if isinstance(m, PointwiseConv2d))
+    model(x).square().sum().backward()  # where it has come to this after all
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-4 * grad.abs().max().item())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_compiled_network_has_weights_of_its_own(duplicate) -> None:
+    model, x = (
+        polynext.compile(timm.create_model("cpolynext_nano").eval(), backend="aot_eager"),
+        torch.randn(3, 1, 8, 8),
+    )
+    with torch.no_grad():
+        expected = model(x)
+        copied = duplicate(model)
+        torch.testing.assert_close(copied(x), expected)
+        for cell in (module for module in copied.modules() if isinstance(module, Cell)):
+            cell.norm.weight.zero_()
+        assert not copied(x).allclose(expected)
+        torch.testing.assert_close(model(x), expected)
 
 
 def test_other_networks_are_compiled_whole() -> None:

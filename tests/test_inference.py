@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polynext  # noqa: F401  (registers the models)
 from polynext.models.network import Stage
-from polynext.nn import PointwiseConv2d, inference
+from polynext.nn import PointwiseConv2d, PolyConv, inference
 from polynext.nn.inference import cached_parts, normed
 from polynext.nn.kernel import kernel_rows
 
@@ -25,6 +25,21 @@ def test_matrix_products_are_those_of_training(shape, memory_format) -> None:
         found = layer(x)
     torch.testing.assert_close(found, layer(x).detach())
     torch.testing.assert_close(found, F.conv2d(x, layer.weight).detach())
+
+
+def test_a_matrix_stored_by_columns_is_the_same_matrix() -> None:
+    layer, x = PointwiseConv2d(20, 12), torch.randn(2, 20, 4, 4)
+    before, expected = layer.weight.detach().clone(), layer(x)
+    layer.store_by_columns()
+    for moved in (layer, copy.deepcopy(layer), copy.deepcopy(layer).to(memory_format=torch.channels_last)):
+        assert moved.weight.stride()[:2] == (1, 12)
+        torch.testing.assert_close(moved.weight.detach(), before, rtol=0, atol=0)
+        torch.testing.assert_close(moved(x), expected)
+        with torch.no_grad():
+            torch.testing.assert_close(moved(x), expected.detach())
+    assert copy.deepcopy(layer).double().weight.stride()[:2] == (1, 12)
+    layer.load_state_dict({"weight": 2 * before})
+    torch.testing.assert_close(layer(x), 2 * expected)
 
 
 def test_they_are_counted() -> None:
@@ -64,12 +79,15 @@ def test_the_norm_written_out(bias) -> None:
 @pytest.mark.parametrize("shape", [(3, 6, 5, 7), (1, 6, 1, 1)])
 def test_what_a_compiler_is_spared(shape, memory_format) -> None:
     x, y = (torch.randn(shape).contiguous(memory_format=memory_format) for _ in range(2))
-    scale = torch.rand(len(x), 1, 1, 1)
-    product, added = torch.ops.polynext.product_with_flipped, torch.ops.polynext.add_scaled
-    torch.testing.assert_close(product(x, y), x * y.flip(1))
-    torch.testing.assert_close(added(x, scale, y), x + scale * y)
-    for operation, inputs in ((product, (x, y)), (added, (x, scale, y))):
+    scale, mixer = torch.rand(len(x), 1, 1, 1), PolyConv(6)
+    kernels = (mixer.k_coarse.weight.detach(), mixer.k_fine.weight.detach(), mixer.k.weight.detach())
+    mixed, add = torch.ops.polynext.convolved_product, torch.ops.polynext.add_scaled_to
+    torch.testing.assert_close(mixed(x, *kernels, 2), mixer.mix(x).detach())
+    for operation, inputs in ((mixed, (x, *kernels, 2)), (add, (x, scale, y))):
         torch.library.opcheck(operation, inputs, test_utils=("test_schema", "test_faketensor"))
+    expected = x + scale * y
+    add(x, scale, y)
+    torch.testing.assert_close(y, expected)
 
 
 @pytest.mark.parametrize("name", ["cpolynext_lowres", "apolynext_nano_bn"])

@@ -10,7 +10,9 @@ from torch import nn
 
 import polynext
 from polynext.circuit.degree import NotPolynomialError, is_polynomial, polynomial_degree
-from polynext.models import Blocks
+from polynext.models import Blocks, FullyPolynomialBlocks
+from polynext.models.folding import FoldedStack
+from polynext.models.substitutes import NewestInput
 from polynext.nn import PositionNorm2d
 from tests import golden
 from tests.test_models import build, images
@@ -150,6 +152,26 @@ def test_folding_other_norms(norm) -> None:
     x = torch.randn(2, 1, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(model.fold()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_folding_where_only_the_newest_cell_is_an_input() -> None:
+    class NewestOnly(FullyPolynomialBlocks):
+        def skip(self, stage, **dd):
+            return NewestInput()
+
+    model = timm.create_model("cpolynext_nano", blocks=NewestOnly(), img_size=8).eval()
+    x = torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(model.fold()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cpolynext_lowres_bn", "apolynext_nano_bn"])
+def test_no_stack_of_a_folded_network_holds_maps(name: str) -> None:
+    """Norms are a number for each position and one for each channel, and not one for each of both."""
+    stacks = [module for module in timm.create_model(name).fold().modules() if isinstance(module, FoldedStack)]
+    constants = [buffer for stack in stacks for buffer in stack.buffers() if buffer.ndim == 4]
+    assert constants
+    assert all(buffer.shape[1] == 1 or buffer.shape[2:] == (1, 1) for buffer in constants)
 
 
 def test_a_module_that_names_no_image_size_needs_an_example() -> None:

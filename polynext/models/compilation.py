@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from polynext.models.folding import FoldedCell
-from polynext.models.network import Cell
+from polynext.models.network import EnteredCell
+from polynext.nn.conv import store_by_columns
 
 # Programs at most: stages, times training and evaluation, precisions, and a batch of one image.
 PROGRAMS = 64
@@ -19,20 +19,24 @@ UNUSED = {"cpp.vec_isa_ok": True, "aot_inductor.enable_line_tables": False}
 def compile(model: nn.Module, **options: Any) -> nn.Module:
     """Compiles a network in place, by `torch.compile` with these options, and returns it.
 
-    All stacks of a stage are one program, for any number of images: a fraction of the time that it takes to compile the
-    whole network as one, and nothing is compiled again as epochs and batches change. What is between the stacks runs as
-    it comes. Networks without our stacks are compiled whole. Weights keep their names, and a wrapper for several
-    processes goes around the result. For one program of everything there is `torch.compile(model, fullgraph=True)`.
+    All stacks of a stage are one program, for any number of images, and for inference the entries of its cells another:
+    a fraction of the time that it takes to compile the whole network as one, and nothing is compiled again as epochs
+    and batches change. What else is between the stacks runs as it comes. Networks without our stacks are compiled
+    whole. Weights keep their names, and a wrapper for several processes goes around the result. In eval mode on a CPU
+    matrices are stored by columns: the same weights, in another order. For one program of everything there is
+    `torch.compile(model, fullgraph=True)`.
     """
-    cells: list[Any] = [module for module in model.modules() if isinstance(module, Cell | FoldedCell)]
+    cells: list[Any] = [module for module in model.modules() if isinstance(module, EnteredCell)]
     # Left to itself the compiler would take the next stage's size for a sign that sizes change.
     options = {"dynamic": False, "recompile_limit": PROGRAMS, **options} if cells else options
     if not {"backend", "mode", "options"} & options.keys():
         options["options"] = {key: UNUSED[key] for key in UNUSED.keys() & torch._inductor.list_options()}
+    if not model.training:
+        store_by_columns(model)
     for cell in cells:
         cell.compiled = True
-        for stack in cell.stacks:
-            stack.compile(**options)
+        for part in (cell.entry, *cell.stacks):
+            part.compile(**options)
     if not cells:
         model.compile(**options)
     return model

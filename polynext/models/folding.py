@@ -1,8 +1,12 @@
 """An inference form of a network, with its constants absorbed into the weights.
 
-Sigmoid-Scale becomes part of the last linear map or norm of each branch, attention's scale of the
-query kernels. In the fully polynomial networks, whose norms are affine in eval mode, the norms become two maps of
-constants, and the skip scales join those of the norm they feed: what remains is additions, multiplications and linear
+Sigmoid-Scale becomes part of the last linear map or norm of each branch, attention's scale of the query kernels. The
+fully polynomial norms are affine in eval mode,
+
+    y = p (gamma_c x) + q gamma_c,    p = gamma_hw / sqrt(var + eps),    q = -p mu,
+
+and fall apart: gamma becomes part of a matrix beside the norm; p and q, which have one number for each position, wait
+for the residual connection, for W (p x + q v) = p W x + q W v. What remains is additions, multiplications and linear
 maps. Norms that divide by their input's own statistics stay.
 """
 
@@ -13,30 +17,32 @@ import torch
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
-from polynext.models.network import Cell, PolyNeXt, Stack, take_any_batch
-from polynext.nn import PolyAttention, PolyConv, PolyMLP, PositionNorm2d, RowSumNorm
+from polynext.models.network import Cell, EnteredCell, PolyNeXt, Stack, take_any_batch
+from polynext.nn import MultiInputSkip, PolyAttention, PolyConv, PolyMLP, PositionNorm2d, RowSumNorm
+from polynext.nn.conv import PointwiseConv2d, store_by_columns
 
 
 class ConstantAffine(nn.Module):
-    """`y = A x + B` with constants A and B of shape (C, H, W)."""
+    """`y = A x + B` with constants A and B that go with (C, H, W)."""
 
     def __init__(self, a: Tensor, b: Tensor):
         super().__init__()
-        self.a, self.b = channels_last_constant(a), channels_last_constant(b)
+        self.a, self.b = constant(a), constant(b)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.b, self.a, x)
 
 
 class ConstantSkip(nn.Module):
-    """`y = A0 x[t-2] + A1 x[t-1] + B`: a multi-input skip and the affine norm after it in one."""
+    """`y = p (s0 x[t-2] + s1 x[t-1]) + q v`: a multi-input skip and the affine norm after it in one."""
 
-    def __init__(self, a0: Tensor, a1: Tensor, b: Tensor):
+    def __init__(self, s0: Tensor, s1: Tensor, p: Tensor, q: Tensor, v: Tensor):
         super().__init__()
-        self.a0, self.a1, self.b = (channels_last_constant(t) for t in (a0, a1, b))
+        self.s0, self.s1, self.p, self.q, self.v = (constant(t) for t in (s0, s1, p, q, v))
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
-        return torch.addcmul(torch.addcmul(self.b, self.a0, older), self.a1, newer)
+        x = torch.addcmul(self.s0 * older, self.s1, newer)
+        return torch.addcmul(x * self.p, self.q, self.v)
 
 
 class ConstantRowFactor(nn.Module):
@@ -50,29 +56,46 @@ class ConstantRowFactor(nn.Module):
         return weighted * self.factor
 
 
-class FoldedStack(nn.Module):
-    """`x = x + mixer(x); y = x + mlp(x)`, where the scales are part of the branches."""
+class Residual(nn.Module):
+    """`x + z`, for a branch that has no constants left."""
 
-    def __init__(self, stack: Stack):
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        return x + z
+
+
+class ConstantResidual(nn.Module):
+    """`x + p z + q v`, for a branch whose affine norm comes here: z is the branch without it."""
+
+    def __init__(self, p: Tensor, q: Tensor, v: Tensor):
         super().__init__()
-        self.mixer, self.mlp = stack.mixer, stack.mlp
+        self.p, self.q, self.v = (constant(t) for t in (p, q, v))
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        return torch.addcmul(torch.addcmul(x, self.p, z), self.q, self.v)
+
+
+class FoldedStack(nn.Module):
+    """A mixer and an MLP, whose scales are part of them."""
+
+    def __init__(self, stack: Stack, add_mixer: nn.Module, add_mlp: nn.Module):
+        super().__init__()
+        self.mixer, self.add_mixer = stack.mixer, add_mixer
+        self.mlp, self.add_mlp = stack.mlp, add_mlp
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.mixer(x)
-        return x + self.mlp(x)
+        x = self.add_mixer(x, self.mixer(x))
+        return self.add_mlp(x, self.mlp(x))
 
 
-class FoldedCell(nn.Module):
+class FoldedCell(EnteredCell):
     """A cell without scales."""
 
-    def __init__(self, cell: Cell):
-        super().__init__()
-        self.skip, self.norm = cell.skip, cell.norm
-        self.stacks = nn.ModuleList(FoldedStack(stack) for stack in cell.stacks)
-        self.compiled = False
+    def __init__(self, cell: Cell, stacks: list[FoldedStack]):
+        super().__init__(cell.skip, cell.norm)
+        self.stacks = nn.ModuleList(stacks)
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
-        x = self.norm(self.skip(older, newer))
+        x = self.enter(older, newer)
         for stack in self.stacks:
             if self.compiled and not torch.jit.is_scripting():
                 take_any_batch(x)
@@ -80,8 +103,8 @@ class FoldedCell(nn.Module):
         return x
 
 
-def channels_last_constant(value: Tensor) -> nn.Buffer:
-    """(C, H, W) in the memory order of the feature maps it meets."""
+def constant(value: Tensor) -> nn.Buffer:
+    """(C, H, W), or what goes with it, in the memory order of the feature maps it meets."""
     return nn.Buffer(value.detach().unsqueeze(0).contiguous(memory_format=torch.channels_last))
 
 
@@ -92,22 +115,106 @@ def fold(model: PolyNeXt) -> PolyNeXt:
     for stage in folded.stages:
         cells: Any = stage.cells
         for i, cell in enumerate(cells):
-            absorb_scales(cell)
-            if isinstance(cell.norm, PositionNorm2d):
-                fold_skip(cell)
-            cells[i] = FoldedCell(cell)
+            cells[i] = fold_cell(cell)
     fold_norms(folded)
+    store_by_columns(folded)
     return folded.eval().requires_grad_(False)
 
 
-def absorb_scales(cell: Cell) -> None:
+def fold_cell(cell: Cell) -> FoldedCell:
+    if isinstance(cell.norm, PositionNorm2d) and isinstance(cell.skip, MultiInputSkip):
+        gamma, *rest = factors(cell.norm)
+        cell.skip = ConstantSkip(gamma * as_map(cell.skip.s0), gamma * as_map(cell.skip.s1), *rest)
+        cell.norm = nn.Identity()
     scales = cell.scale.scales()
-    stacks: Any = cell.stacks
-    for stack in stacks:
-        for branch, index in zip((stack.mixer, stack.mlp), stack.scale_indices, strict=True):
-            scale_output(branch, scales[index])
-        if isinstance(stack.mixer, PolyAttention):
-            absorb_head_scale(stack.mixer)
+    stacks: list[FoldedStack] = []
+    for stack in cell.stacks:
+        branches = zip((stack.mixer, stack.mlp), stack.scale_indices, strict=True)
+        stacks.append(FoldedStack(stack, *(fold_branch(branch, scales[index]) for branch, index in branches)))
+    return FoldedCell(cell, stacks)
+
+
+def fold_branch(branch: Any, scale: Tensor) -> nn.Module:
+    """Absorbs a branch's scale, one number or one per channel, and its affine norm. Returns what adds it."""
+    scale = as_map(scale.reshape(-1))
+    if isinstance(branch, PolyConv):
+        return fold_conv(branch, scale)
+    if isinstance(branch, PolyMLP):
+        scale_outputs(branch.w_o, scale)
+        return fold_norm_before(branch, "norm", branch.w_o)
+    if isinstance(branch, PolyAttention):
+        absorb_head_scale(branch)
+        fold_norm_first(branch)
+        scale_outputs(branch.w_out, scale)
+        return fold_norm_before(branch, "out_norm", branch.w_out)
+    raise PolyNeXtError(
+        f"fold() cannot absorb the scale of {type(branch).__name__}, which it does not know: "
+        "give a network of PolyConv, PolyMLP and PolyAttention."
+    )
+
+
+def fold_conv(branch: PolyConv, scale: Tensor) -> nn.Module:
+    """PolyConv ends with its norm."""
+    if isinstance(branch.norm, PositionNorm2d):
+        gamma, p, q, v = factors(branch.norm)
+        scale_outputs(branch.w_out, scale * gamma)
+        branch.norm = nn.Identity()
+        return ConstantResidual(p, q, scale * v)
+    last = list(branch.norm.parameters())
+    for parameter in last:
+        parameter.mul_(scale.flatten())
+    if not last:
+        scale_outputs(branch.w_out, scale)
+    return Residual()
+
+
+def fold_norm_before(branch: nn.Module, name: str, matrix: PointwiseConv2d) -> nn.Module:
+    """A norm in front of the branch's last matrix."""
+    norm = getattr(branch, name)
+    if not isinstance(norm, PositionNorm2d):
+        return Residual()
+    gamma, p, q, v = factors(norm)
+    if len(q) == 1:
+        v = matrix(v.unsqueeze(0))[0]
+    else:
+        q = matrix((q * v).unsqueeze(0))[0]
+    matrix.weight.mul_(gamma)
+    setattr(branch, name, nn.Identity())
+    return ConstantResidual(p, q, v)
+
+
+def fold_norm_first(attention: PolyAttention) -> None:
+    """The norm that attention begins with: without a beta, its gamma is a part of the matrix that follows."""
+    norm = attention.norm
+    if isinstance(norm, PositionNorm2d) and norm.beta_c is None:
+        gamma, p, q, _ = factors(norm)
+        attention.w_qkv.weight.mul_(gamma)
+        attention.norm = ConstantAffine(p, q)
+
+
+def factors(norm: PositionNorm2d) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """gamma (C, 1, 1), p (1, H, W), q and v of `y = p (gamma x) + q v` in eval mode.
+
+    q is (1, H, W) and v is gamma, unless the norm has a beta: then q is a whole map (C, H, W) and v is one.
+    """
+    gamma = as_map(norm.gamma_c)
+    p = (norm.gamma_hw * (norm.running_var + norm.eps).rsqrt()).unsqueeze(0)
+    if norm.beta_c is None:
+        return gamma, p, -p * norm.running_mean, gamma
+    return gamma, p, constants(norm)[1], torch.ones_like(gamma[:1])
+
+
+def constants(norm: PositionNorm2d) -> tuple[Tensor, Tensor]:
+    """A and B of `y = A x + B` in eval mode."""
+    return norm.affine(norm.running_mean, norm.running_var)
+
+
+def as_map(channels: Tensor) -> Tensor:
+    return channels.view(-1, 1, 1)
+
+
+def scale_outputs(matrix: PointwiseConv2d, scale: Tensor) -> None:
+    matrix.weight.mul_(scale.unsqueeze(-1))
 
 
 def absorb_head_scale(attention: Any) -> None:
@@ -116,35 +223,8 @@ def absorb_head_scale(attention: Any) -> None:
     attention.scale = nn.Identity()
 
 
-def scale_output(branch: Any, scale: Tensor) -> None:
-    """Multiplies a branch's output, by one number or one per channel, by changing what comes last in it."""
-    if not isinstance(branch, PolyConv | PolyMLP | PolyAttention):
-        raise PolyNeXtError(
-            f"fold() cannot absorb the scale of {type(branch).__name__}, which it does not know: "
-            "give a network of PolyConv, PolyMLP and PolyAttention."
-        )
-    if isinstance(branch, PolyConv) and isinstance(branch.norm, PositionNorm2d):
-        branch.norm = ConstantAffine(*(scale.view(-1, 1, 1) * t for t in constants(branch.norm)))
-        return
-    last: list[Tensor] = list(branch.norm.parameters()) if isinstance(branch, PolyConv) else []
-    if not last:
-        last = [branch.w_o.weight if isinstance(branch, PolyMLP) else branch.w_out.weight]
-    for parameter in last:
-        parameter.mul_(scale.view(-1, *[1] * (parameter.ndim - 1)))
-
-
-def constants(norm: PositionNorm2d) -> tuple[Tensor, Tensor]:
-    """A and B of `y = A x + B` in eval mode."""
-    return norm.affine(norm.running_mean, norm.running_var)
-
-
-def fold_skip(cell: Cell) -> None:
-    a, b = constants(cell.norm)
-    cell.skip = ConstantSkip(a * cell.skip.s0[:, None, None], a * cell.skip.s1[:, None, None], b)
-    cell.norm = nn.Identity()
-
-
 def fold_norms(module: nn.Module) -> None:
+    """The norms that no branch ends with."""
     for name, child in module.named_children():
         if isinstance(child, PositionNorm2d):
             setattr(module, name, ConstantAffine(*constants(child)))

@@ -196,7 +196,33 @@ class Stack(nn.Module):
         return add_scaled(x, mlp_scale, self.mlp(x))
 
 
-class Cell(nn.Module):
+class Entry(nn.Module):
+    """`norm(skip(older, newer))`: a module for the sake of its `compile`, without weights of its own."""
+
+    @torch.jit.unused
+    def forward(self, skip: nn.Module, norm: nn.Module, older: Tensor, newer: Tensor) -> Tensor:
+        return norm(skip(older, newer))
+
+
+class EnteredCell(nn.Module):
+    """How the two cell outputs before enter a cell, whatever it does with them."""
+
+    def __init__(self, skip: nn.Module, norm: nn.Module):
+        super().__init__()
+        self.entry = Entry()
+        self.skip: Any = skip
+        self.norm: Any = norm
+        self.compiled = False
+
+    def enter(self, older: Tensor, newer: Tensor) -> Tensor:
+        if self.compiled and not torch.jit.is_scripting() and not torch.is_grad_enabled():
+            older = older.view_as(newer)  # in the first cell both are the stem's: to a compiler another program
+            take_any_batch(older, newer)
+            return self.entry(self.skip, self.norm, older, newer)
+        return self.norm(self.skip(older, newer))
+
+
+class Cell(EnteredCell):
     """Stacks on the normed combination of the two cell outputs before (Section 3.4, Figure 3)."""
 
     def __init__(
@@ -208,11 +234,9 @@ class Cell(nn.Module):
         drop_path_rate: float,
         **dd: Any,
     ):
-        super().__init__()
-        self.skip: Any = blocks.skip(stage, **dd)
-        self.norm: Any = blocks.cell_norm(stage, size, **dd)
+        super().__init__(blocks.skip(stage, **dd), blocks.cell_norm(stage, size, **dd))
         self.scale: Any = blocks.scale(config, stage, **dd)
-        self.lean, self.compiled = False, False
+        self.lean = False
         self.drops = drop_path_rate > 0
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
         self.stacks: Any = nn.ModuleList(
@@ -223,7 +247,7 @@ class Cell(nn.Module):
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
         if self.lean and not torch.jit.is_scripting() and not self.compiled and runs_lean():
             return self.lean_forward(older, newer)
-        x = self.norm(self.skip(older, newer))
+        x = self.enter(older, newer)
         scales = self.scale.factors()
         for stack in self.stacks:
             mixer_index, mlp_index = stack.scale_indices

@@ -4,12 +4,15 @@ Both take and return (B, C, H, W) and work in channels-last memory: there a poin
 matrix product and a norm over channels runs along contiguous memory, with no copy in between.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polynext.nn.depthwise import depthwise, gradients
-from polynext.nn.inference import infers_on_cpu
+from polynext.nn.inference import AVAILABLE, infers_on_cpu
 
 # What they do depends on whether gradients are wanted.
 torch.fx.wrap("depthwise")
@@ -30,6 +33,27 @@ class PointwiseConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return over_channels(x, self.weight.flatten(1))
+
+    @torch.jit.unused
+    def store_by_columns(self) -> None:
+        """Changes the order of W in memory and nothing else: all outputs of an input are neighbours."""
+        self.weight.data = self.weight.data.flatten(1).T.contiguous().T[:, :, None, None]
+
+    @torch.jit.unused
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Any:
+        """Moves the weight to a device, dtype or memory format; stored by columns, it stays so."""
+        by_columns = self.weight.stride(0) < self.weight.stride(1)
+        super()._apply(fn, recurse)
+        if by_columns:
+            self.store_by_columns()
+        return self
+
+
+def store_by_columns(model: nn.Module) -> None:
+    """Stores the matrices of a network as inference on CPUs wants them: oneDNN need not transpose them each time."""
+    for module in model.modules():
+        if AVAILABLE and isinstance(module, PointwiseConv2d) and module.weight.device.type == "cpu":
+            module.store_by_columns()
 
 
 def over_channels(x: Tensor, weight: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import platform
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
@@ -17,8 +18,8 @@ from torch.utils.flop_counter import register_flop_formula
 # of our own, because PyTorch's compiler would have oneDNN's with constant weights only, and a program for each stack.
 LIBRARY = torch.library.Library("polynext", "DEF")
 LIBRARY.define("matrix_product(Tensor x, Tensor weight) -> Tensor")
-LIBRARY.define("product_with_flipped(Tensor x, Tensor y) -> Tensor")
-LIBRARY.define("add_scaled(Tensor x, Tensor scale, Tensor y) -> Tensor")
+LIBRARY.define("convolved_product(Tensor h, Tensor coarse, Tensor fine, Tensor last, int dilation) -> Tensor")
+LIBRARY.define("add_scaled_to(Tensor x, Tensor scale, Tensor(a!) y) -> ()")
 CACHED = 2**21  # bytes of a feature map for each thread: the caches of a core hold a few such maps
 AVAILABLE = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 
@@ -39,36 +40,39 @@ def _(x_shape: Any, weight_shape: Any, *args: Any, **kwargs: Any) -> int:
     return 2 * math.prod(x_shape) * weight_shape[0]
 
 
-# One pass over memory, with a compiler or without, and a second of its time for each stage: it is spared these two.
-@torch.library.impl(LIBRARY, "product_with_flipped", "CPU")
-def _(x: Tensor, y: Tensor) -> Tensor:
-    return y.flip(1).mul_(x)
+# Nothing for a compiler to gain, with a second of its time for each stage: it is spared these two.
+@torch.library.impl(LIBRARY, "convolved_product", "CPU")
+def _(h: Tensor, coarse: Tensor, fine: Tensor, last: Tensor, dilation: int) -> Tensor:
+    """What PolyConv does between its matrix products."""
+    product = convolved(h, fine).flip(1).mul_(convolved(h, coarse, dilation))
+    return convolved(product, last).contiguous(memory_format=torch.channels_last)
 
 
-@torch.library.impl(LIBRARY, "add_scaled", "CPU")
-def _(x: Tensor, scale: Tensor, y: Tensor) -> Tensor:
-    return torch.addcmul(x, scale, y, out=torch.empty_like(x))
+def convolved(x: Tensor, kernel: Tensor, dilation: int = 1) -> Tensor:
+    padding = dilation * (kernel.shape[-1] // 2)
+    return F.conv2d(x, kernel, padding=padding, dilation=dilation, groups=len(kernel))
 
 
-@torch.library.register_fake("polynext::product_with_flipped", lib=LIBRARY)
-@torch.library.register_fake("polynext::add_scaled", lib=LIBRARY)
-def _(x: Tensor, *args: Tensor) -> Tensor:
-    return torch.empty_like(x)
+@torch.library.register_fake("polynext::convolved_product", lib=LIBRARY)
+def _(h: Tensor, *args: Any) -> Tensor:
+    return torch.empty_like(h, memory_format=torch.channels_last)
 
 
-def product_with_flipped(x: Tensor, y: Tensor) -> Tensor:
-    """`x flip(y)`, where flip reverses the channels."""
-    if not torch.jit.is_scripting() and infers_on_cpu(x):
-        if torch.compiler.is_compiling():
-            return torch.ops.polynext.product_with_flipped(x, y)
-        return y.flip(1).mul_(x)  # what was just written is in the cache, new memory is not
-    return x * y.flip(1)
+@torch.library.impl(LIBRARY, "add_scaled_to", "CPU")
+def _(x: Tensor, scale: Tensor, y: Tensor) -> None:
+    torch.addcmul(x, scale, y, out=y)
+
+
+@torch.library.register_fake("polynext::add_scaled_to", lib=LIBRARY)
+def _(x: Tensor, scale: Tensor, y: Tensor) -> None:
+    pass
 
 
 def add_scaled(x: Tensor, scale: Tensor, y: Tensor) -> Tensor:
     """`x + scale y`."""
     if not torch.jit.is_scripting() and compiles_for_cpu(x):
-        return torch.ops.polynext.add_scaled(x, scale, y)
+        torch.ops.polynext.add_scaled_to(x, scale, y)
+        return y
     return torch.addcmul(x, scale, y)
 
 
