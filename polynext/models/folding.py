@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
-from polynext.models.network import Cell, EnteredCell, PolyNeXt, Stack, take_any_batch
+from polynext.models.network import Cell, EnteredCell, PolyNeXt, Stack
+from polynext.models.running import take_any_batch
 from polynext.nn import MultiInputSkip, PolyAttention, PolyConv, PolyMLP, PositionNorm2d, RowSumNorm
 from polynext.nn.conv import PointwiseConv2d, store_by_columns
 

@@ -12,7 +12,6 @@ operators in `polynext.nn`.
 
 import copy
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -21,10 +20,16 @@ import torch
 from timm.layers import DropPath
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
-from torch.utils.checkpoint import checkpoint
 
 from polynext.errors import PolyNeXtError
+from polynext.models.running import (
+    Memory,
+    compiles_training,
+    compute_again,
+    runs_lean,
+    take_any_batch,
+    wants_whole_batches,
+)
 from polynext.nn import (
     DepthwiseConv2d,
     LayerNorm2d,
@@ -41,10 +46,8 @@ from polynext.nn import (
 )
 from polynext.nn.inference import add_scaled, cached_parts, infers_on_cpu
 from polynext.nn.lean import Recipe, add_branch, keep_products
-from polynext.nn.norm import recomputing
 
 Size = tuple[int, int]
-Memory = Literal["plain", "lean", "least"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -549,39 +552,6 @@ def set_memory(model: nn.Module, memory: Memory) -> None:
         raise PolyNeXtError(f"{type(model).__name__} has no form of memory {memory!r}: choose 'plain'.")
     if checkpointing is not None:
         checkpointing(memory == "least")
-
-
-@torch.jit.unused
-def runs_lean() -> bool:
-    """Whether a backward pass may follow, of what PyTorch runs as it comes: no trace, no graph."""
-    traced = torch.jit.is_tracing() or torch.compiler.is_compiling() or is_fx_symbolic_tracing()
-    return torch.is_grad_enabled() and not traced
-
-
-@torch.jit.unused
-def take_any_batch(*inputs: Tensor) -> None:
-    """Tells the compiler of stacks that the number of images may change: its program then holds for all of them."""
-    for x in inputs:
-        if not torch.compiler.is_compiling() and x.ndim == 4:
-            torch._dynamo.maybe_mark_dynamic(x, 0)
-
-
-@torch.jit.unused
-def compiles_training() -> bool:
-    return torch.compiler.is_compiling() and torch.is_grad_enabled()
-
-
-def wants_whole_batches(module: nn.Module) -> bool:
-    """Whether it may learn statistics of batches, or somebody looks on by a hook."""
-    watched = module._forward_hooks or module._forward_pre_hooks or nn.modules.module._has_any_global_hook()
-    return bool(module.training or watched)
-
-
-def compute_again(cell: nn.Module, older: Tensor, newer: Tensor) -> Tensor:
-    """A cell of which only the inputs are kept."""
-    if torch.compiler.is_compiling():
-        return checkpoint(cell, older, newer, use_reentrant=False)
-    return checkpoint(cell, older, newer, use_reentrant=False, context_fn=lambda: (nullcontext(), recomputing()))
 
 
 def check_image_size(size: Size, stride: int) -> None:
