@@ -40,7 +40,8 @@ def build(name: str, **options):
 
 
 def images(name: str, batch: int = 2, channels: int | None = None) -> torch.Tensor:
-    return torch.randn(batch, channels or (1 if "nano" in name else 3), image_size(name), image_size(name))
+    channels = channels or (1 if "nano" in name or "digits" in name else 3)
+    return torch.randn(batch, channels, image_size(name), image_size(name))
 
 
 def test_every_name_of_the_family_is_registered() -> None:
