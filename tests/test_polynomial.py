@@ -154,6 +154,12 @@ def test_folding_other_norms(norm) -> None:
         torch.testing.assert_close(model.fold()(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_folded_network_names_the_sizes_that_do_not_go_together() -> None:
+    folded = build("cpolynext_nano_bn").eval().fold()
+    with pytest.raises(polynext.PolyNeXtError, match="got a 9x9 feature map but holds statistics for 8x8"):
+        folded(torch.randn(1, 1, 9, 9))
+
+
 def test_folding_where_only_the_newest_cell_is_an_input() -> None:
     class NewestOnly(FullyPolynomialBlocks):
         def skip(self, stage, **dd):

@@ -21,6 +21,7 @@ from polynext.models.network import Cell, EnteredCell, PolyNeXt, Stack
 from polynext.models.running import take_any_batch
 from polynext.nn import MultiInputSkip, PolyAttention, PolyConv, PolyMLP, PositionNorm2d, RowSumNorm
 from polynext.nn.conv import PointwiseConv2d, store_by_columns
+from polynext.nn.norm import check_size
 
 
 class ConstantAffine(nn.Module):
@@ -40,8 +41,10 @@ class ConstantSkip(nn.Module):
     def __init__(self, s0: Tensor, s1: Tensor, p: Tensor, q: Tensor, v: Tensor):
         super().__init__()
         self.s0, self.s1, self.p, self.q, self.v = (constant(t) for t in (s0, s1, p, q, v))
+        self.size = (p.shape[1], p.shape[2])
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
+        check_size("the folded network", (newer.shape[2], newer.shape[3]), self.size)
         x = torch.addcmul(self.s0 * older, self.s1, newer)
         return torch.addcmul(x * self.p, self.q, self.v)
 
