@@ -21,10 +21,11 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from polynext.acceleration import compile
 from polynext.bench.timing import Timing
 from polynext.cli.table import table
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
-from polynext.models import compile, set_memory
+from polynext.models import set_memory
 from polynext.segmentation.upernet import UPerNet
 
 DEFAULT = (

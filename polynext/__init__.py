@@ -15,6 +15,7 @@ from polynext.errors import PolyNeXtError
 if TYPE_CHECKING:
     from polynext import (
         ablation,
+        acceleration,
         bench,
         circuit,
         data,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
         service,
         training,
     )
-    from polynext.models import compile, create_model, from_published, list_models, load_weights, replace_mixers
+    from polynext.acceleration import compile
+    from polynext.models import create_model, from_published, list_models, load_weights, replace_mixers
     from polynext.preprocessing import Preprocessing
     from polynext.runs import Run, load_run
 
@@ -40,6 +42,7 @@ __all__ = [
     "Preprocessing",
     "Run",
     "ablation",
+    "acceleration",
     "bench",
     "circuit",
     "compile",
@@ -73,7 +76,7 @@ def register_models(timm: ModuleType) -> None:
 HOMES = {
     "Preprocessing": "polynext.preprocessing",
     "Run": "polynext.runs",
-    "compile": "polynext.models",
+    "compile": "polynext.acceleration",
     "create_model": "polynext.models",
     "from_published": "polynext.models",
     "list_models": "polynext.models",

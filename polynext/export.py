@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from polynext.acceleration.onnx_form import portable
 from polynext.errors import PolyNeXtError
 from polynext.extras import require
-from polynext.models.portable import portable
 from polynext.preprocessing import Preprocessing
 
 Format = Literal["onnx", "torch"]

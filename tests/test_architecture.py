@@ -14,14 +14,15 @@ import polynext
 ROOT = Path(polynext.__file__).parent
 ROOMS = {
     "nn": set(),
-    "models": {"nn"},
+    "models": {"nn", "acceleration"},
+    "acceleration": {"nn", "models"},
     "circuit": {"models", "nn"},
     "data": set(),
-    "training": {"nn", "models", "data"},
+    "training": {"nn", "models", "acceleration", "data"},
     "evaluation": {"models", "data", "runs"},
     "encrypted": {"circuit", "runs"},
     "service": {"encrypted"},
-    "bench": {"models", "export"},
+    "bench": {"models", "acceleration", "export"},
     "segmentation": {"models", "data", "training"},
     "ablation": {"models", "data", "training", "recipes"},
     "recipes": {"training", "models", "data"},
@@ -31,7 +32,7 @@ ROOMS = {
 # Single files above the rooms or below them; those below may be imported by all.
 ABOVE = {
     "runs": {"data", "models", "training"},
-    "export": {"models"},
+    "export": {"models", "acceleration"},
     "__main__": {"cli"},
     "__init__": {"models"} | set(ROOMS),
 }

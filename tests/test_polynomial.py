@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import polynext
+from polynext.acceleration.folding import FoldedStack
 from polynext.circuit.degree import NotPolynomialError, is_polynomial, polynomial_degree
 from polynext.models import Blocks, FullyPolynomialBlocks
-from polynext.models.folding import FoldedStack
 from polynext.models.substitutes import NewestInput
 from polynext.nn import PositionNorm2d
 from tests import golden

@@ -10,9 +10,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from polynext.acceleration import compile
 from polynext.errors import PolyNeXtError
 from polynext.export import export, load, load_openvino
-from polynext.models import check_model, compile
+from polynext.models import check_model
 
 # Words of an engine's name, joined by +: how the network is prepared, and what runs it.
 PREPARATIONS = ("folded", "bf16")

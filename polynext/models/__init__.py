@@ -2,7 +2,6 @@
 `monet.py` and `dttn.py` are prior polynomial networks to compare with, `registry.py` knows which models are ours."""
 
 from polynext.models.checkpoints import from_published, load_weights, read_weights
-from polynext.models.compilation import compile
 from polynext.models.dropin import Replacement, replace_mixers
 from polynext.models.dttn import DTTN
 from polynext.models.factory import check_model, create_model, is_polynext, list_models
@@ -33,7 +32,6 @@ __all__ = [
     "StageConfig",
     "Variant",
     "check_model",
-    "compile",
     "create_model",
     "create_variant",
     "from_published",

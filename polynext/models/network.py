@@ -425,8 +425,8 @@ class PolyNeXt(nn.Module):
         return sum(map(math.log2, degrees))
 
     def fold(self) -> "PolyNeXt":
-        """A copy for inference with its constants absorbed: see `polynext.models.folding`."""
-        from polynext.models.folding import fold
+        """A copy for inference with its constants absorbed: see `polynext.acceleration.folding`."""
+        from polynext.acceleration.folding import fold
 
         return fold(self)
 

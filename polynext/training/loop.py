@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from polynext.acceleration import compile
 from polynext.data.loader import Labelled, Prepared, batches, epoch_order, seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
-from polynext.models import compile
 from polynext.training.config import LoopConfig, to_yaml
 from polynext.training.diagnostics import CellRecord, Diagnostics
 from polynext.training.folder import RunFolder
