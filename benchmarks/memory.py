@@ -21,11 +21,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from polynext.acceleration import compile
+from polynext.acceleration import compile, save_memory
 from polynext.bench.timing import Timing
 from polynext.cli.table import table
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
-from polynext.models import set_memory
 from polynext.segmentation.upernet import UPerNet
 
 DEFAULT = (
@@ -38,7 +37,7 @@ def build(name: str, task: str) -> nn.Module:
     model, memory = name.split(":")
     torch.manual_seed(0)
     network: nn.Module = timm.create_model(model) if task == "classification" else UPerNet(model, 150)
-    set_memory(network if task == "classification" else network.backbone, memory)  # type: ignore[arg-type]
+    save_memory(network if task == "classification" else network.backbone, memory)  # type: ignore[arg-type]
     return network.train().to(memory_format=torch.channels_last)
 
 

@@ -4,6 +4,7 @@ A file also tells how a picture becomes the network's input, and the names of th
 ONNX's metadata, in the extra file `polynext.json` of a torch.export program.
 """
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +15,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from polynext.acceleration.onnx_form import portable
+from polynext.acceleration import onnx_form, restore
 from polynext.errors import PolyNeXtError
 from polynext.extras import require
 from polynext.preprocessing import Preprocessing
+
+__all__ = ["Format", "check", "export", "load", "load_openvino", "sample_images"]
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -36,7 +39,7 @@ def export(
     classes: Sequence[str] | None = None,
 ) -> None:
     """Writes a model in eval mode; batches of any size go into what is written."""
-    model = portable(model) if form == "onnx" else model
+    model = onnx_form(model) if form == "onnx" else restore(copy.deepcopy(model))
     about = json.dumps({"preprocessing": preprocessing and preprocessing.to_json(), "classes": classes})
     example = torch.zeros(2, *input_size)  # torch.export takes a dimension of one for a constant
     with torch.no_grad():
@@ -69,18 +72,6 @@ def load_openvino(path: Path, threads: int = 0) -> Network:
         wanted["INFERENCE_NUM_THREADS"] = threads
     compiled = openvino.Core().compile_model(str(path), "CPU", wanted)
     return lambda images: torch.from_numpy(compiled(images.cpu().numpy())[0].copy())
-
-
-def read_about(path: Path) -> tuple[Preprocessing | None, list[str] | None]:
-    """How a picture becomes an exported network's input, and its classes, where the file tells."""
-    if path.suffix == SUFFIXES["torch"]:
-        extra = {ABOUT_FILE: ""}
-        torch.export.load(path, extra_files=extra)
-        about = json.loads(extra[ABOUT_FILE])
-    else:
-        about = json.loads(onnx_session(path).get_modelmeta().custom_metadata_map[ABOUT])
-    preprocessing = about["preprocessing"] and Preprocessing.from_json(about["preprocessing"])
-    return preprocessing, about["classes"]
 
 
 def onnx_session(path: Path, threads: int = 0) -> Any:

@@ -27,7 +27,17 @@ from polynext.models.network import Cell
 from polynext.models.polynext import CONFIGS, halving
 from polynext.models.substitutes import FineConv, GeluMLP, SeparableConv, StandardAttention
 from polynext.models.variants import create_variant, widened
-from polynext.nn import LayerScale, LearnableScale, PolyAttention, PolyConv, PolyMLP, PositionNorm2d, SigmoidScale
+from polynext.nn import (
+    LayerScale,
+    LearnableScale,
+    PolyAttention,
+    PolyConv,
+    PolyMLP,
+    PositionNorm2d,
+    SigmoidScale,
+    SyncPositionNorm2d,
+    SyncRowSumNorm,
+)
 from polynext.runs import load_run
 from polynext.training import build_model
 from polynext.training import sweep as sweep_module
@@ -216,10 +226,10 @@ def test_windows_heads_and_norms_are_variants_that_go_together() -> None:
     variant = "window-2+heads-3+position-beta+shared-statistics"
     model = create_variant("apolynext_nano_bn", variant, in_chans=1, num_classes=10, img_size=8)
     (attention,) = (m for m in model.modules() if isinstance(m, PolyAttention))
-    assert (attention.window, attention.heads, attention.row_norm.shared) == (2, 3, True)
+    assert (attention.window, attention.heads, type(attention.row_norm)) == (2, 3, SyncRowSumNorm)
     norms = [m for m in model.modules() if isinstance(m, PositionNorm2d)]
-    assert norms and all(norm.shared and norm.beta_c is not None for norm in norms)
-    assert not any(m.shared for m in create_model("apolynext_nano_bn").modules() if isinstance(m, PositionNorm2d))
+    assert norms and all(isinstance(norm, SyncPositionNorm2d) and norm.beta_c is not None for norm in norms)
+    assert not any(isinstance(m, SyncPositionNorm2d) for m in create_model("apolynext_nano_bn").modules())
 
 
 @pytest.mark.parametrize("scale", ["digits", "cifar10", "imagenet"])

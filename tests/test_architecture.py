@@ -23,7 +23,7 @@ ROOMS = {
     "encrypted": {"circuit", "runs"},
     "service": {"encrypted"},
     "bench": {"models", "acceleration", "export"},
-    "segmentation": {"models", "data", "training"},
+    "segmentation": {"models", "acceleration", "data", "training"},
     "ablation": {"models", "data", "training", "recipes"},
     "recipes": {"training", "models", "data"},
     "design": {"models", "training", "recipes", "encrypted", "runs"},

@@ -82,7 +82,7 @@ def test_export_command(name: str, tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["test_resnet", "--fold"], "test_resnet cannot be folded"),
+        (["test_resnet", "--fold"], "a ResNet cannot be folded"),
         (["cpolynext_nano", "--out", "model.pt"], "model.pt does not end in .onnx"),
         (["cpolynext_nano", "--out", f"{__file__}/model.onnx"], "test_export.py is no folder"),
         (["cpolynext_nano", "--images", "absent.png"], "absent.png cannot be read"),

@@ -240,11 +240,11 @@ def test_any_image_and_batch_size(name: str) -> None:
 def test_options_reach_the_network() -> None:
     model = timm.create_model("apolynext_small", num_classes=10, in_chans=1, drop_path_rate=0.1, device="meta")
     assert model(torch.empty(2, 1, 64, 64, device="meta")).shape == (2, 10)
-    rates = [getattr(c.drop_path, "drop_prob", 0.0) for stage in model.stages for c in stage.cells]
+    rates = [getattr(c.stacks[0].drop_path, "drop_prob", 0.0) for stage in model.stages for c in stage.cells]
     expected = [0.1 * i / 16 for i in range(17)]
     assert rates == pytest.approx(expected)
     one_cell = timm.create_model("cpolynext_nano", drop_path_rate=0.3)
-    assert one_cell.stages[0].cells[0].drop_path.drop_prob == 0.3
+    assert one_cell.stages[0].cells[0].stacks[0].drop_path.drop_prob == 0.3
 
 
 @pytest.mark.parametrize("name", polynext.list_models())
@@ -382,7 +382,7 @@ def test_folding_absorbs_a_scale_per_channel(name: str, blocks: Blocks) -> None:
     model = randomise(timm.create_model(name, blocks=blocks, img_size=8))
     x = images(name)
     with torch.no_grad():
-        torch.testing.assert_close(model.fold()(x), model(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(polynext.fold(model)(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_diagnostics_show_the_mean_of_a_scale_per_channel() -> None:
@@ -399,7 +399,7 @@ def test_folding_a_branch_of_another_kind_is_refused() -> None:
             return nn.AvgPool2d(3, stride=1, padding=1)
 
     with pytest.raises(polynext.PolyNeXtError, match="cannot absorb the scale of AvgPool2d"):
-        timm.create_model("cpolynext_nano", blocks=Pooling()).fold()
+        polynext.fold(timm.create_model("cpolynext_nano", blocks=Pooling()))
 
 
 def test_tinys_scales_halve() -> None:

@@ -24,7 +24,6 @@ from polynext.nn import (
     RowSumNorm,
     SigmoidScale,
 )
-from polynext.nn import kernel as kernel_module
 
 SIZE = (6, 5)
 DOUBLE = torch.float64
@@ -61,7 +60,7 @@ OPERATORS = {
     "PolyMLP, added": (lambda: FusedMLP(8, norm=position_norm, fuse=addition, dtype=DOUBLE), 1),
     "PolyConv, added": (lambda: FusedConv(8, norm=position_norm, fuse=addition, dtype=DOUBLE), 1),
     "PointwiseConv2d": (lambda: PointwiseConv2d(8, 3, dtype=DOUBLE), 1),
-    "DepthwiseConv2d": (lambda: DepthwiseConv2d(8, 5, dilation=2, dtype=DOUBLE), 1),
+    "DepthwiseConv2d": (lambda: DepthwiseConv2d(8, 8, 5, dilation=2, dtype=DOUBLE), 1),
     "PositionNorm2d": (lambda: position_norm(8, dtype=DOUBLE), 1),
 } | {
     f"PolyAttention p={p}": (
@@ -205,70 +204,6 @@ def test_attention_is_its_formula(normalisation, p: int, window: int | None) -> 
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * b.abs().max().item())
 
 
-@pytest.mark.parametrize("normalisation", ["l1", "row_sum"])
-def test_blocks_of_queries_are_exact_in_values_gradients_and_statistics(monkeypatch, normalisation) -> None:
-    def run() -> list[Tensor]:
-        torch.manual_seed(1)
-        size = SIZE if normalisation == "row_sum" else None
-        module = PolyAttention(8, p=3, normalisation=normalisation, size=size, dtype=DOUBLE).train()
-        x = torch.randn(2, 8, *SIZE, dtype=DOUBLE, requires_grad=True)
-        y = module(x)
-        y.square().sum().backward()
-        grads = [p.grad for p in module.parameters()]
-        return [y, x.grad, *grads, *module.buffers()]
-
-    whole = run()
-    monkeypatch.setattr(kernel_module, "BLOCK_ABOVE", 1)
-    monkeypatch.setattr(kernel_module, "QUERY_BLOCK", 7)
-    for a, b in zip(whole, run(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def largest_tensor(f) -> int:
-    """Elements of the largest tensor that any operation makes while f runs, saved for backward or not."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):
-        largest = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            for t in result if isinstance(result, tuple | list) else [result]:
-                if isinstance(t, Tensor):
-                    self.largest = max(self.largest, t.numel())
-            return result
-
-    with Watch() as watch:
-        f()
-    return watch.largest
-
-
-@pytest.mark.parametrize("train", [False, True])
-def test_attention_memory_grows_linearly(train: bool) -> None:
-    module = PolyAttention(8, heads=1, head_dim=4)
-
-    def step(side: int) -> None:
-        x = torch.randn(1, 8, side, side)
-        if train:
-            saved = 0
-
-            def pack(t: Tensor) -> Tensor:
-                nonlocal saved
-                saved += t.numel()
-                return t
-
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-                y = module(x)
-            assert saved < 200 * side * side  # nothing quadratic is kept for the backward pass
-            y.sum().backward()
-        else:
-            with torch.no_grad():
-                module(x)
-
-    small, large = (largest_tensor(lambda s=s: step(s)) for s in (48, 96))
-    assert large <= 4.1 * small  # four times the tokens; sixteen times if it were quadratic
-
-
 @pytest.mark.parametrize(
     ("build", "complaint"),
     [
@@ -279,7 +214,7 @@ def test_attention_memory_grows_linearly(train: bool) -> None:
         (lambda: PolyAttention(8, size=(4, 4)), "take any size"),
         (lambda: PolyAttention(8, window=0), "window=0"),
         (lambda: PolyMLP(3, ratio=1.0), "even width"),
-        (lambda: PolyHead(3, 2, pool="max"), "'max'"),
+        (lambda: PolyHead(3, 2, pool="median"), "'median'"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(build, complaint: str) -> None:
@@ -333,63 +268,3 @@ def test_sigmoid_scale_bounds_the_branch(logits: list[float], data) -> None:
     added = scale(x, f, index) - x
     assert (added.abs() <= f.abs() + 1e-6).all()
     torch.testing.assert_close(added, f / (1 + math.exp(-logits[index])), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("size", [(8, 8), (13, 16), (21, 20), (5, 9)])
-@pytest.mark.parametrize("kernel", [3, 5, 7])
-@pytest.mark.parametrize("dilation", [1, 2, 3])
-def test_gradients_of_wide_kernels_are_pytorchs(size, kernel: int, dilation: int) -> None:
-    conv = DepthwiseConv2d(6, kernel, dilation=dilation, dtype=DOUBLE)
-    x = torch.randn(2, 6, *size, dtype=DOUBLE, requires_grad=True)
-    expected = nn.functional.conv2d(x, conv.weight, padding=conv.padding, dilation=dilation, groups=6)
-    weights = torch.randn_like(expected)
-    ours = conv(x)
-    torch.testing.assert_close(ours, expected)
-    for a, b in zip(
-        torch.autograd.grad((ours * weights).sum(), (x, conv.weight)),
-        torch.autograd.grad((expected * weights).sum(), (x, conv.weight)),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
-
-
-def test_dilated_convolution_trains_under_autocast() -> None:
-    conv = DepthwiseConv2d(4, 3, dilation=2)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = conv(torch.randn(2, 4, 8, 8))
-    y.float().sum().backward()
-    assert y.dtype == torch.bfloat16
-    assert conv.weight.grad is not None and conv.weight.grad.dtype == torch.float32
-
-
-# PyTorch's compiler looks at the gradients of its inputs, and is warned of it by PyTorch.
-LEAVES = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-
-
-@LEAVES
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (5, 1, 2), (7, 1, 1)])
-def test_what_a_compiler_gets_for_a_convolution(kernel: int, stride: int, dilation: int, memory_format) -> None:
-    conv = DepthwiseConv2d(6, kernel, dilation=dilation, stride=stride)
-    x = torch.randn(2, 6, 9, 8).contiguous(memory_format=memory_format).requires_grad_()
-    inputs = (x, conv.weight, stride, conv.padding[0], dilation)
-    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.polynext.depthwise, inputs, test_utils=tests)
-    torch.testing.assert_close(torch.ops.polynext.depthwise(*inputs), conv(x))
-    inputs = (x, conv.weight, conv(x), *inputs[2:])
-    inputs = tuple(t.detach() if isinstance(t, torch.Tensor) else t for t in inputs)
-    torch.library.opcheck(torch.ops.polynext.depthwise_gradients, inputs, test_utils=tests[:2])
-
-
-@LEAVES
-def test_compiled_convolutions_train_under_autocast() -> None:
-    convs, grads = nn.Sequential(DepthwiseConv2d(4, 5, dilation=2), DepthwiseConv2d(4, 3, stride=2)), []
-    x = torch.randn(2, 4, 8, 8)
-    for run in (convs, torch.compile(convs, backend="aot_eager")):
-        with torch.autocast("cpu", torch.bfloat16):
-            y = run(x)
-        assert y.dtype == torch.bfloat16
-        y.float().square().sum().backward()
-        grads.append([conv.weight.grad for conv in convs])
-        convs.zero_grad()
-    torch.testing.assert_close(grads[0], grads[1], rtol=0.02, atol=0.02)

@@ -42,7 +42,7 @@ from PIL import Image
 
 model = timm.create_model("cpolynext_nano", num_classes=3).eval()
 assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 3)
-assert polynext.create_model("cpolynext_nano_bn").fold()(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+assert polynext.fold(polynext.create_model("cpolynext_nano_bn"))(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
 assert len(timm.create_model("cpolynext_micro", features_only=True)(torch.zeros(1, 3, 32, 32))) == 3
 assert polynext.Preprocessing()(Image.new("RGB", (9, 9))).shape == (1, 8, 8)
 assert polynext.nn.PolyConv(4)(torch.zeros(1, 4, 8, 8)).shape == (1, 4, 8, 8)

@@ -25,7 +25,7 @@ def test_fully_polynomial_models_have_the_degree_they_state(name: str) -> None:
     model = build(name).eval()
     degree = polynomial_degree(model, images(name))
     assert math.log2(degree) == pytest.approx(model.log2_degree)
-    assert polynomial_degree(model.fold(), images(name)) == degree
+    assert polynomial_degree(polynext.fold(model), images(name)) == degree
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_the_first_operation_that_is_not_polynomial_is_named(f, culprit: str) ->
 def test_folding_keeps_the_published_networks_answers(name: str) -> None:
     model = timm.create_model(golden.NETWORKS[name][0]).eval()
     model.load_state_dict(polynext.from_published(golden.checkpoint(name)))
-    folded = model.fold()
+    folded = polynext.fold(model)
     with torch.no_grad():
         logits, expected = folded(golden.images(224)), model(golden.images(224))
     assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -135,7 +135,7 @@ def test_folding_a_trained_network(name: str) -> None:
     with torch.no_grad():
         x = images(name)
         expected = model(x)
-        folded = model.fold()(x)
+        folded = polynext.fold(model)(x)
     assert (folded - expected).abs().max() < 1e-5 * expected.abs().max()
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
@@ -151,11 +151,11 @@ def test_folding_other_norms(norm) -> None:
         parameter.data += 0.05 * torch.randn_like(parameter)
     x = torch.randn(2, 1, 8, 8)
     with torch.no_grad():
-        torch.testing.assert_close(model.fold()(x), model(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(polynext.fold(model)(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_folded_network_names_the_sizes_that_do_not_go_together() -> None:
-    folded = build("cpolynext_nano_bn").eval().fold()
+    folded = polynext.fold(build("cpolynext_nano_bn").eval())
     with pytest.raises(polynext.PolyNeXtError, match="got a 9x9 feature map but holds statistics for 8x8"):
         folded(torch.randn(1, 1, 9, 9))
 
@@ -168,13 +168,13 @@ def test_folding_where_only_the_newest_cell_is_an_input() -> None:
     model = timm.create_model("cpolynext_nano", blocks=NewestOnly(), img_size=8).eval()
     x = torch.randn(2, 1, 8, 8)
     with torch.no_grad():
-        torch.testing.assert_close(model.fold()(x), model(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(polynext.fold(model)(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["cpolynext_lowres_bn", "apolynext_nano_bn"])
 def test_no_stack_of_a_folded_network_holds_maps(name: str) -> None:
     """Norms are a number for each position and one for each channel, and not one for each of both."""
-    stacks = [module for module in timm.create_model(name).fold().modules() if isinstance(module, FoldedStack)]
+    stacks = [module for module in polynext.fold(timm.create_model(name)).modules() if isinstance(module, FoldedStack)]
     constants = [buffer for stack in stacks for buffer in stack.buffers() if buffer.ndim == 4]
     assert constants
     assert all(buffer.shape[1] == 1 or buffer.shape[2:] == (1, 1) for buffer in constants)
@@ -195,4 +195,4 @@ def test_a_folded_graph_holds_additions_multiplications_and_linear_maps_only(nam
     arithmetic = {"add", "mul", "addcmul", "linear", "conv2d", "matmul", "mean", "sum"}
     moving = {"permute", "transpose", "flatten", "view", "reshape", "unflatten", "chunk", "flip", "slice", "select",
               "contiguous", "dropout", "expand", "unsqueeze", "squeeze", "alias", "_to_copy", "to"}  # fmt: skip
-    assert operations(build(name).eval().fold(), images(name)) <= arithmetic | moving
+    assert operations(polynext.fold(build(name).eval()), images(name)) <= arithmetic | moving

@@ -127,7 +127,7 @@ def test_stochastic_depth_rises_and_dropout_is_in_the_head(network) -> None:
 def test_folding_changes_no_answer(network, polynomial: bool) -> None:
     model = settled(small(network, polynomial=polynomial)).double()
     images = torch.randn(3, 3, 8, 8, dtype=torch.double)
-    folded = model.fold()
+    folded = polynext.fold(model)
     torch.testing.assert_close(folded(images), model(images))
     assert not any(isinstance(m, nn.BatchNorm2d) for m in folded.modules())
 
@@ -154,8 +154,8 @@ def test_mistakes() -> None:
     model = timm.create_model("monet_tiny", device="meta")
     with pytest.raises(polynext.PolyNeXtError, match="'NCHW' only"):
         model.forward_intermediates(torch.empty(1, 3, 64, 64, device="meta"), output_fmt="NLC")
-    with pytest.raises(polynext.PolyNeXtError, match="global_pool='max'"):
-        model.reset_classifier(5, "max")
+    with pytest.raises(polynext.PolyNeXtError, match="global_pool='median'"):
+        model.reset_classifier(5, "median")
 
 
 @pytest.mark.parametrize("network", NETWORKS)

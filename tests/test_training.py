@@ -159,7 +159,7 @@ def test_a_resumed_run_takes_new_options_and_keeps_its_network(tmp_path) -> None
 def test_images_that_are_too_small_are_a_sentence(tmp_path, capsys) -> None:
     """DTTN halves its images five times."""
     assert main(["train", "digits", "--model.name", "dttn_tiny", "--out", str(tmp_path / "run")]) == 2
-    assert "dttn_tiny cannot take images of 8 pixels" in capsys.readouterr().err
+    assert "the network reduces images by 32 but got 8x8 pixels: give at least 32x32" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -11,20 +11,30 @@ maps. Norms that divide by their input's own statistics stay.
 """
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from polynext.acceleration.folded_pyramid import fold_pyramid
+from polynext.acceleration.forms import Form, SavedContiguous, apply_forms, restore
+from polynext.acceleration.network import CompiledEntry, accelerate, take_any_batch
 from polynext.errors import PolyNeXtError
-from polynext.models.network import Cell, EnteredCell, PolyNeXt, Stack
-from polynext.models.running import take_any_batch
-from polynext.nn import MultiInputSkip, PolyAttention, PolyConv, PolyMLP, PositionNorm2d, RowSumNorm
-from polynext.nn.conv import PointwiseConv2d, store_by_columns
+from polynext.models.network import Cell, PolyNeXt, Stack
+from polynext.models.pyramid import Pyramid
+from polynext.nn import (
+    MultiInputSkip,
+    PointwiseConv2d,
+    PolyAttention,
+    PolyConv,
+    PolyMLP,
+    PositionNorm2d,
+    RowSumNorm,
+)
 from polynext.nn.norm import check_size
 
 
-class ConstantAffine(nn.Module):
+class ConstantAffine(SavedContiguous):
     """`y = A x + B` with constants A and B that go with (C, H, W)."""
 
     def __init__(self, a: Tensor, b: Tensor):
@@ -35,7 +45,7 @@ class ConstantAffine(nn.Module):
         return torch.addcmul(self.b, self.a, x)
 
 
-class ConstantSkip(nn.Module):
+class ConstantSkip(SavedContiguous):
     """`y = p (s0 x[t-2] + s1 x[t-1]) + q v`: a multi-input skip and the affine norm after it in one."""
 
     def __init__(self, s0: Tensor, s1: Tensor, p: Tensor, q: Tensor, v: Tensor):
@@ -67,7 +77,7 @@ class Residual(nn.Module):
         return x + z
 
 
-class ConstantResidual(nn.Module):
+class ConstantResidual(SavedContiguous):
     """`x + p z + q v`, for a branch whose affine norm comes here: z is the branch without it."""
 
     def __init__(self, p: Tensor, q: Tensor, v: Tensor):
@@ -91,17 +101,31 @@ class FoldedStack(nn.Module):
         return self.add_mlp(x, self.mlp(x))
 
 
-class FoldedCell(EnteredCell):
+class FoldedCell(nn.Module):
     """A cell without scales."""
 
     def __init__(self, cell: Cell, stacks: list[FoldedStack]):
-        super().__init__(cell.skip, cell.norm)
+        super().__init__()
+        self.skip, self.norm = cell.skip, cell.norm
         self.stacks = nn.ModuleList(stacks)
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
+        x = self.norm(self.skip(older, newer))
+        for stack in self.stacks:
+            x = stack(x)
+        return x
+
+
+class FastFoldedCell(CompiledEntry, Form, FoldedCell):
+    """A folded cell whose stacks may be compiled."""
+
+    plain = FoldedCell
+    state: ClassVar = ("compiled", "entry")
+
+    def fast(self, older: Tensor, newer: Tensor) -> Tensor:
         x = self.enter(older, newer)
         for stack in self.stacks:
-            if self.compiled and not torch.jit.is_scripting():
+            if self.compiled:
                 take_any_batch(x)
             x = stack(x)
         return x
@@ -113,16 +137,22 @@ def constant(value: Tensor) -> nn.Buffer:
 
 
 @torch.no_grad()
-def fold(model: PolyNeXt) -> PolyNeXt:
-    """A copy of the model in eval mode, equal to it, with its constants absorbed. The copy cannot be trained."""
-    folded = copy.deepcopy(model)
-    for stage in folded.stages:
-        cells: Any = stage.cells
-        for i, cell in enumerate(cells):
-            cells[i] = fold_cell(cell)
-    fold_norms(folded)
-    store_by_columns(folded)
-    return folded.eval().requires_grad_(False)
+def fold(model: nn.Module) -> nn.Module:
+    """An equal copy of the model in eval mode with its constants absorbed, accelerated. It cannot be trained."""
+    folded: Any = restore(copy.deepcopy(model))
+    if isinstance(model, Pyramid):
+        fold_pyramid(folded)
+    elif isinstance(model, PolyNeXt):
+        for stage in folded.stages:
+            for i, cell in enumerate(stage.cells):
+                stage.cells[i] = fold_cell(cell)
+        fold_norms(folded)
+    else:
+        raise PolyNeXtError(
+            f"a {type(model).__name__} cannot be folded: only PolyNeXt, MONet and DTTN can, leave `fold` out."
+        )
+    apply_forms(folded, [FastFoldedCell])
+    return accelerate(folded.eval()).requires_grad_(False)
 
 
 def fold_cell(cell: Cell) -> FoldedCell:

@@ -1,8 +1,8 @@
-"""A network for engines that are not PyTorch: the same function of the same weights, in operations that they do well.
+"""A network for other engines than PyTorch: the same function of the same weights, in operations that they do well.
 
-They keep maps as they like, so that a change of the order of axes, a cut along the channels or a reversal of them is a
-copy for them, and each of hundreds takes as long as a product. What is free or cheap in PyTorch is therefore written
-otherwise: norms over the second axis, matrix products as 1x1 convolutions, halves as two convolutions.
+They choose the memory layout of maps themselves, so that permuting axes, splitting channels or reversing them is a
+copy, and each of hundreds takes as long as a product. So norms go over the second axis, and halves are two
+convolutions.
 """
 
 import copy
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polynext.acceleration.forms import restore
 from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyConv, PolyMLP
 
 
@@ -36,7 +37,7 @@ class TwoBranchMLP(nn.Module):
         super().__init__()
         w_a, w_b = mlp.w_ab.weight.chunk(2)
         self.w_a, self.w_b, self.w_o = pointwise(w_a), pointwise(w_b), pointwise(mlp.w_o.weight)
-        self.norm = portable_part(mlp.norm)
+        self.norm = onnx_part(mlp.norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w_o(self.norm(self.w_a(x) * self.w_b(x)))
@@ -57,7 +58,7 @@ class HalvedConv(nn.Module):
         self.k_fine = nn.ModuleList(depthwise(conv.k_fine, half) for half in halves)
         self.k = nn.ModuleList(depthwise(conv.k, half) for half in halves)
         self.w_out = nn.ModuleList(pointwise(conv.w_out.weight[:, half]) for half in halves)
-        self.norm = portable_part(conv.norm)
+        self.norm = onnx_part(conv.norm)
 
     def forward(self, x: Tensor) -> Tensor:
         h = [w_in(x) for w_in in self.w_in]
@@ -82,20 +83,20 @@ def with_weight(convolution: nn.Conv2d, weight: Tensor) -> nn.Conv2d:
     return convolution
 
 
-def portable(model: nn.Module) -> nn.Module:
+def onnx_form(model: nn.Module) -> nn.Module:
     """A copy that computes the same. It shares no module with the network."""
-    model = copy.deepcopy(model)
+    model = restore(copy.deepcopy(model))
     for module in list(model.modules()):
         for name, child in module.named_children():
-            setattr(module, name, portable_part(child))
+            setattr(module, name, onnx_part(child))
     return model
 
 
-def portable_part(module: nn.Module) -> nn.Module:
+def onnx_part(module: nn.Module) -> nn.Module:
     """What takes the place of a part; variants of ours with another formula stay as they are."""
     if isinstance(module, LayerNorm2d):
         return ChannelNorm(module)
-    if isinstance(module, PointwiseConv2d):
+    if isinstance(module, PointwiseConv2d) and module.bias is None:
         return pointwise(module.weight)
     if type(module) is PolyMLP:
         return TwoBranchMLP(module)

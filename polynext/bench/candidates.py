@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from polynext.acceleration import compile
+from polynext.acceleration import accelerate, compile, fold
 from polynext.errors import PolyNeXtError
 from polynext.export import export, load, load_openvino
 from polynext.models import check_model
@@ -83,7 +83,7 @@ def prepare(candidate: Candidate, setting: Setting) -> tuple[Runner, Tensor]:
     model: Any = timm.create_model(candidate.model).eval()
     images = torch.randn(setting.batch_size, *input_size(model, setting))
     if "folded" in candidate.words:
-        model = model.fold()
+        model = fold(model)
     if runner := OF_FILES & candidate.words:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
@@ -93,4 +93,4 @@ def prepare(candidate: Candidate, setting: Setting) -> tuple[Runner, Tensor]:
     dtype = torch.bfloat16 if "bf16" in candidate.words else torch.float32
     where: Any = {"device": setting.device, "dtype": dtype, "memory_format": torch.channels_last}
     model, images = model.to(**where), images.to(**where)
-    return (compile(model) if "compiled" in candidate.words else model), images
+    return (compile(model) if "compiled" in candidate.words else accelerate(model)), images

@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 import tyro
 
+from polynext import acceleration
 from polynext.errors import PolyNeXtError
 from polynext.export import SUFFIXES, Format, check, export, sample_images
 from polynext.files import require_place
@@ -39,9 +40,7 @@ def main(
     run = load_run(network, checkpoint, pretrained)
     model = run.model
     if fold:
-        if not hasattr(model, "fold"):
-            raise PolyNeXtError(f"{run.name} cannot be folded: only the package's own models can, leave `fold` out.")
-        model = model.fold()
+        model = acceleration.fold(model)
     path = out or Path(f"{run.name}{SUFFIXES[format]}")
     if path.suffix != SUFFIXES[format]:
         raise PolyNeXtError(f"{path} does not end in {SUFFIXES[format]}, as a file of format {format} should.")

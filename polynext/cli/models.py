@@ -31,6 +31,8 @@ class ModelSummary:
     parameters: int
     macs: int
     input_size: tuple[int, int, int]
+    weights: list[str]
+    license: str | None
     published_top1: dict[str, float]
     kind: Kind
     fully_polynomial: bool
@@ -39,7 +41,7 @@ class ModelSummary:
 
 
 def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False, plot: Path | None = None) -> None:
-    """List the models: parameters, multiply-accumulates, published accuracy, depth and degree.
+    """List the models: parameters, multiply-accumulates, available weights, published accuracy, depth and degree.
 
     Activation-free models have no activation functions. The fully polynomial ones have no LayerNorm either, so that
     their inference is additions and multiplications only. Polynomial mixers are ours in a network of others, which has
@@ -65,6 +67,8 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
             f"{s.parameters:,}",
             gigamacs(s.macs),
             "x".join(map(str, s.input_size)),
+            ", ".join(s.weights) or "-",
+            (s.weights and s.license) or "-",
             ", ".join(f"{top1} {data}" for data, top1 in s.published_top1.items()) or "-",
             s.kind,
             "-" if s.layers is None else str(s.layers),
@@ -72,8 +76,19 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
         )
         for s in summaries
     ]
-    header = ("model", "parameters", "GMACs", "input", "published top-1 (%)", "kind", "layers", "degree")
-    print(table(header, rows, left=(0, 4, 5)))
+    header = (
+        "model",
+        "parameters",
+        "GMACs",
+        "input",
+        "weights",
+        "licence",
+        "published top-1 (%)",
+        "kind",
+        "layers",
+        "degree",
+    )
+    print(table(header, rows, left=(0, 4, 5, 6, 7)))
 
 
 def summarise(name: str) -> ModelSummary:
@@ -84,6 +99,8 @@ def summarise(name: str) -> ModelSummary:
         parameters=count_parameters(model),
         macs=macs_of(name.removesuffix("_bn")),
         input_size=input_size,
+        weights=[tagged.partition(".")[2] for tagged in timm.list_pretrained(f"{name}.*")],
+        license=model.pretrained_cfg.get("license"),
         published_top1={data: top1 for data, top1 in accuracies().get(name, {}).items() if data in CLEAN_DATA},
         kind=KINDS[name],
         fully_polynomial=KINDS[name] == "fully polynomial",

@@ -9,11 +9,9 @@ from polynext.models.monet import MONet
 from polynext.models.network import (
     Blocks,
     FullyPolynomialBlocks,
-    Memory,
     PolyNeXt,
     PolyNeXtConfig,
     StageConfig,
-    set_memory,
 )
 from polynext.models.published import PUBLISHED
 from polynext.models.variants import VARIANTS, Variant, create_variant
@@ -25,7 +23,6 @@ __all__ = [
     "Blocks",
     "FullyPolynomialBlocks",
     "MONet",
-    "Memory",
     "PolyNeXt",
     "PolyNeXtConfig",
     "Replacement",
@@ -40,5 +37,4 @@ __all__ = [
     "load_weights",
     "read_weights",
     "replace_mixers",
-    "set_memory",
 ]

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import safetensors.torch
 import timm
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.models.polynext import CONFIGS
@@ -88,10 +89,36 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
+# Where training scripts put a state dict, averaged weights first, and the names by which wrappers hold a network.
+CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
+WRAPPERS = ("module.", "_orig_mod.", "model.", "net.", "network.", "backbone.")
+
+
+def unwrap(checkpoint: Mapping[str, Any], source: object = "the checkpoint") -> StateDict:
+    """The network's state dict in what training scripts save: DistributedDataParallel, `torch.compile`, timm,
+    Lightning and others put it into a dictionary, or prefixes before its names.
+
+    Of a Lightning checkpoint the submodule with the most entries is the network.
+    """
+    inner = next((checkpoint[key] for key in CONTAINERS if isinstance(checkpoint.get(key), Mapping)), checkpoint)
+    weights = {str(key): value for key, value in inner.items() if isinstance(value, Tensor)}
+    if "pytorch-lightning_version" in checkpoint and weights:
+        most, _ = Counter(key.partition(".")[0] for key in weights).most_common(1)[0]
+        weights = {key.removeprefix(f"{most}."): value for key, value in weights.items() if key.startswith(f"{most}.")}
+    elif others := [str(key) for key, value in inner.items() if not isinstance(value, Tensor)]:
+        raise PolyNeXtError(
+            f"{source} holds {some(others)} besides weights: give a state dict, or a dictionary with one under "
+            f"{' or '.join(map(repr, CONTAINERS))}."
+        )
+    while prefix := next((p for p in WRAPPERS if weights and all(key.startswith(p) for key in weights)), None):
+        weights = {key.removeprefix(prefix): value for key, value in weights.items()}
+    return weights
+
+
 def read_weights(path: str | Path) -> StateDict:
-    """The weights in a file, in our layout, whether the file is ours or one of the authors'."""
+    """The weights in a file, in our layout: ours, one of the authors', or what a training script saved."""
     checkpoint = read_checkpoint(path)
-    return from_published(checkpoint) if is_published(checkpoint) else checkpoint
+    return from_published(checkpoint) if is_published(checkpoint) else unwrap(checkpoint, path)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:

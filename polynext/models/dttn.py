@@ -15,7 +15,7 @@ from timm.layers import DropPath
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from polynext.models.pyramid import CFG, Pyramid, QuietBatchNorm2d, affine_of, create, scale_and_shift
+from polynext.models.pyramid import CFG, Pyramid, create, quiet_batch_norm
 from polynext.models.registry import register
 from polynext.nn import LayerNorm2d, init_kaiming
 
@@ -35,27 +35,17 @@ class DttnBlock(nn.Module):
         self.l2 = nn.Conv2d(hidden, hidden, 1, **dd)
         self.r1 = nn.Conv2d(channels, hidden, 1, **dd)
         self.r2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
-        self.norm_l: nn.Module = QuietBatchNorm2d(hidden, **dd) if polynomial else nn.Identity()
-        self.norm_r: nn.Module = QuietBatchNorm2d(hidden, **dd) if polynomial else nn.Identity()
+        self.norm_l: nn.Module = quiet_batch_norm(hidden, **dd) if polynomial else nn.Identity()
+        self.norm_r: nn.Module = quiet_batch_norm(hidden, **dd) if polynomial else nn.Identity()
         self.norm = nn.Identity() if polynomial else LayerNorm2d(hidden, eps=1e-6, bias=True, **dd)
         self.p = nn.Conv2d(hidden, channels, 1, **dd)
-        self.norm_p: Any = QuietBatchNorm2d(channels, **dd)
+        self.norm_p: Any = quiet_batch_norm(channels, **dd)
         self.alpha = nn.Parameter(torch.ones(1, **dd))
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         product = self.norm_l(self.l2(self.l1(x))) * self.norm_r(self.r2(self.r1(x)))
         return x + self.drop_path(self.alpha * self.norm_p(self.p(self.norm(product))))
-
-    def absorb(self) -> None:
-        """Makes batch norms and alpha part of the convolutions before them."""
-        for layer, name in ((self.l2, "norm_l"), (self.r2, "norm_r"), (self.p, "norm_p")):
-            norm = getattr(self, name)
-            if isinstance(norm, nn.BatchNorm2d):
-                scale_and_shift(layer, *affine_of(norm))
-                setattr(self, name, nn.Identity())
-        scale_and_shift(self.p, self.alpha)
-        self.alpha.fill_(1.0)
 
 
 class DTTN(Pyramid):

@@ -13,7 +13,7 @@ from timm.layers import DropPath
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from polynext.models.pyramid import CFG, Pyramid, QuietBatchNorm2d, affine_of, create, scale_and_shift
+from polynext.models.pyramid import CFG, Pyramid, create, quiet_batch_norm
 from polynext.models.registry import register
 
 
@@ -22,7 +22,7 @@ class BatchNormLast(nn.Module):
 
     def __init__(self, channels: int, **dd: Any):
         super().__init__()
-        self.norm = QuietBatchNorm2d(channels, **dd)
+        self.norm = quiet_batch_norm(channels, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
@@ -59,16 +59,6 @@ class MuLayer(nn.Module):
         a, b = self.norm_a(a), self.norm_b(self.u3(b))
         return self.c(torch.addcmul(a, self.alpha, a * b))
 
-    def absorb(self, norm: BatchNormLast) -> None:
-        """Makes the batch norm before this layer, and its own, part of its linear maps: a shift keeps channels."""
-        factor, shift = affine_of(norm.norm)
-        for linear in (self.u1, self.u2):
-            linear.bias.add_(linear.weight @ shift)
-            linear.weight.mul_(factor)
-        for linear, name in ((self.u1, "norm_a"), (self.u3, "norm_b")):
-            scale_and_shift(linear, *affine_of(getattr(self, name).norm))
-            setattr(self, name, nn.Identity())
-
 
 def shift(x: Tensor) -> Tensor:
     """(B, H, W, C): the quarters of the channels move a pixel down, up, right and left; the border keeps its value."""
@@ -97,12 +87,6 @@ class MonetBlock(nn.Module):
         x = x + self.drop_path(self.spatial(self.norm(x)))
         x = x + self.drop_path(self.channel(self.norm(x)))
         return x.permute(0, 3, 1, 2)
-
-    def absorb(self) -> None:
-        if isinstance(self.norm, BatchNormLast):
-            self.spatial.absorb(self.norm)
-            self.channel.absorb(self.norm)
-            self.norm = nn.Identity()
 
 
 class MONet(Pyramid):

@@ -164,6 +164,7 @@ def _cfg(size: int = 224, pool: int = 7, **overrides: Any) -> dict[str, Any]:
         "std": IMAGENET_DEFAULT_STD,
         "first_conv": "stem",
         "classifier": "head.fc",
+        "license": "apache-2.0",  # of the authors' release, and of this package
         **overrides,
     }
 

@@ -4,12 +4,21 @@ Start with `polymlp.py`; `polyconv.py` and `polyattention.py` mix positions; `sc
 deep stacks of them stable.
 """
 
+from polynext.nn.classifier import PolyHead, PooledClassifier
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d, init_kaiming
-from polynext.nn.dropout import RisingDropout
-from polynext.nn.norm import LayerNorm2d, NormMaker, PositionNorm2d, RowSumNorm, freeze_statistics
+from polynext.nn.norm import (
+    LayerNorm2d,
+    NormMaker,
+    PositionNorm2d,
+    RowSumNorm,
+    RunningNorm,
+    SyncPositionNorm2d,
+    SyncRowSumNorm,
+    freeze_statistics,
+)
 from polynext.nn.polyattention import PolyAttention
 from polynext.nn.polyconv import PolyConv
-from polynext.nn.polymlp import PolyHead, PolyMLP
+from polynext.nn.polymlp import PolyMLP
 from polynext.nn.scale import LayerScale, LearnableScale, SigmoidScale
 from polynext.nn.skip import MultiInputSkip
 
@@ -25,10 +34,13 @@ __all__ = [
     "PolyConv",
     "PolyHead",
     "PolyMLP",
+    "PooledClassifier",
     "PositionNorm2d",
-    "RisingDropout",
     "RowSumNorm",
+    "RunningNorm",
     "SigmoidScale",
+    "SyncPositionNorm2d",
+    "SyncRowSumNorm",
     "freeze_statistics",
     "init_kaiming",
 ]

@@ -1,9 +1,6 @@
 """The norms: over channels for the main models, with running statistics for the fully polynomial ones."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Final
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -11,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
-from polynext.nn.inference import compiles_for_cpu, normed
 
-MOMENTUM = 0.1  # of running statistics
+MOMENTUM = 0.1  # of running statistics: the share of the newest batch
 
 # Makes a norm from a number of channels, `device` and `dtype`.
 NormMaker = Callable[..., nn.Module]
@@ -38,22 +34,26 @@ class LayerNorm2d(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 2, 3, 1)
-        if not torch.jit.is_scripting() and compiles_for_cpu(x):
-            return normed(x, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
 
 
 class RunningNorm(nn.Module):
-    """A norm by running statistics. `frozen`, it stays as it is in eval mode while the rest of its network trains."""
+    """A norm by running statistics, which each training batch moves by `momentum` of the distance to its own.
 
-    frozen: bool = False
+    `frozen`, it stays in eval mode while the rest of its network trains.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.momentum = MOMENTUM
+        self.frozen = False
 
     def train(self, mode: bool = True) -> "RunningNorm":
         return super().train(mode and not self.frozen)
 
 
 def freeze_statistics(model: nn.Module) -> None:
-    """Lets a network learn as the polynomial that it is at inference: no norm sees the batch any more."""
+    """Trains a network from now on as the polynomial that it is at inference: no norm uses a batch's statistics."""
     norms = [module for module in model.modules() if isinstance(module, RunningNorm)]
     if not norms:
         raise PolyNeXtError(f"{type(model).__name__} has no running statistics to freeze: take a `_bn` model.")
@@ -72,10 +72,8 @@ class PositionNorm2d(RunningNorm):
     Shapes (B, C, H, W) to (B, C, H, W), for the one feature-map size (H, W) it was built for. In eval mode mu and
     var are running estimates, so this is an affine map: degree 1. The published networks have no beta. `initial_var`
     is the running variance before the first batch. In a distributed run each process has statistics of its own, as in
-    the paper, unless they are `shared`.
+    the paper; `SyncPositionNorm2d` shares them.
     """
-
-    momentum: Final = MOMENTUM
 
     def __init__(
         self,
@@ -84,14 +82,12 @@ class PositionNorm2d(RunningNorm):
         eps: float = 1e-5,
         beta: bool = False,
         initial_var: float = 1.0,
-        shared: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.size = (size[0], size[1])
         self.eps = eps
-        self.shared = shared
         self.gamma_c = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
         self.gamma_hw = nn.Parameter(torch.ones(self.size, device=device, dtype=dtype))
         if beta:
@@ -114,19 +110,32 @@ class PositionNorm2d(RunningNorm):
             bias = bias + self.beta_c + self.beta_hw.unsqueeze(-1)
         return weight.permute(2, 0, 1), bias.permute(2, 0, 1)
 
+    def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance of (B, C, H, W) over batch and channels, in the running statistics' precision."""
+        var, mean = torch.var_mean(x.to(self.running_mean.dtype), dim=(0, 1), correction=0)
+        return mean, var
+
     def forward(self, x: Tensor) -> Tensor:
         check_size("PositionNorm2d", (x.shape[2], x.shape[3]), self.size)
+        mean, var = self.running_mean, self.running_var
         if self.training:
-            mean, var = batch_statistics(x, self.shared)
-            learn(self.running_mean, mean)
-            learn(self.running_var, var)
-        else:
-            mean, var = self.running_mean, self.running_var
+            mean, var = self.batch_statistics(x)
+            self.running_mean.lerp_(mean.detach(), self.momentum)
+            self.running_var.lerp_(var.detach(), self.momentum)
         weight, bias = self.affine(mean, var)
         return torch.addcmul(bias, weight, x)
 
     def extra_repr(self) -> str:
         return f"{len(self.gamma_c)}, size={self.size}, beta={self.beta_c is not None}"
+
+
+class SyncPositionNorm2d(PositionNorm2d):
+    """PositionNorm2d with one set of batch statistics for all processes of a distributed run."""
+
+    def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        own_mean, own_var = super().batch_statistics(x)
+        mean = average_over_processes(own_mean)
+        return mean, average_over_processes(own_var + (own_mean - mean).square())
 
 
 class RowSumNorm(RunningNorm):
@@ -137,11 +146,8 @@ class RowSumNorm(RunningNorm):
         y_hi = gamma_hi * (sum_j A_hij v_j) / (R_hi + eps),    R_hi = E_b[sum_j A_bhij]
 
     Shapes: weighted sums (B, H, W, heads, d) and row sums (B, H, W, heads) to (B, H, W, heads, d). In eval mode R is
-    a constant: degree 1 in the weighted sums. `keys` is how many a query has, all H W by default; `shared` as in
-    PositionNorm2d.
+    a constant: degree 1 in the weighted sums. `keys` is how many a query has, all H W by default.
     """
-
-    momentum: Final = MOMENTUM
 
     def __init__(
         self,
@@ -149,14 +155,12 @@ class RowSumNorm(RunningNorm):
         size: tuple[int, int],
         keys: int | None = None,
         eps: float = 1e-6,
-        shared: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.size = (size[0], size[1])
         self.eps = eps
-        self.shared = shared
         queries = self.size[0] * self.size[1]
         self.gamma = nn.Parameter(torch.ones(heads, queries, device=device, dtype=dtype))
         self.running_row_sum: Tensor
@@ -164,56 +168,31 @@ class RowSumNorm(RunningNorm):
         start = torch.full((heads, queries), float(keys or queries), device=device, dtype=dtype)
         self.register_buffer("running_row_sum", start)
 
+    def batch_row_sum(self, row_sum: Tensor) -> Tensor:
+        """The mean over the batch, (H, W, heads)."""
+        return row_sum.mean(dim=0)
+
     def forward(self, weighted: Tensor, row_sum: Tensor) -> Tensor:
         check_size("RowSumNorm", (row_sum.shape[1], row_sum.shape[2]), self.size)
+        mean = self.running_row_sum
         if self.training:
-            mean = row_sum.mean(dim=0)
-            mean = (average_over_processes(mean) if self.shared else mean).flatten(0, 1).T
-            learn(self.running_row_sum, mean)
-        else:
-            mean = self.running_row_sum
+            mean = self.batch_row_sum(row_sum).flatten(0, 1).T
+            self.running_row_sum.lerp_(mean.detach().to(self.running_row_sum.dtype), self.momentum)
         factor = self.gamma / (mean + self.eps)  # (heads, queries)
-        return weighted * factor.T.reshape(*self.size, -1, 1)
+        return weighted * factor.T.reshape(self.size[0], self.size[1], -1, 1)
 
     def extra_repr(self) -> str:
         return f"heads={len(self.gamma)}, size={self.size}"
 
 
-RECOMPUTING = ContextVar("recomputing", default=False)
+class SyncRowSumNorm(RowSumNorm):
+    """RowSumNorm with one set of batch statistics for all processes of a distributed run."""
 
-
-@contextmanager
-def recomputing() -> Iterator[None]:
-    """While a backward pass computes something again, running statistics stay as they are."""
-    token = RECOMPUTING.set(True)
-    try:
-        yield
-    finally:
-        RECOMPUTING.reset(token)
+    def batch_row_sum(self, row_sum: Tensor) -> Tensor:
+        return average_over_processes(super().batch_row_sum(row_sum))
 
 
 @torch.fx.wrap
-@torch.jit.unused
-def learn(running: Tensor, value: Tensor) -> None:
-    """Moves a running statistic towards a batch's."""
-    if not RECOMPUTING.get():
-        running.lerp_(value.detach().to(running.dtype), MOMENTUM)
-
-
-@torch.fx.wrap
-@torch.jit.unused  # TorchScript knows nothing of processes: it is for inference
-def batch_statistics(x: Tensor, shared: bool) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of (B, C, H, W) over batch and channels, and if shared over the processes of a run."""
-    x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    var, mean = torch.var_mean(x, dim=(0, 1), correction=0)
-    everywhere = average_over_processes(mean) if shared else mean
-    if everywhere is not mean:
-        var = average_over_processes(var + (mean - everywhere).square())
-    return everywhere, var
-
-
-@torch.fx.wrap
-@torch.jit.unused
 def average_over_processes(value: Tensor) -> Tensor:
     """The mean over the processes of a distributed run, differentiable; the value itself in a lone process."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
@@ -225,7 +204,7 @@ def average_over_processes(value: Tensor) -> Tensor:
 
 @torch.fx.wrap
 def check_size(owner: str, given: tuple[int, int], size: tuple[int, int]) -> None:
-    if not torch.jit.is_tracing() and given != size:  # a traced size is not a number
+    if given != size:
         raise PolyNeXtError(
             f"{owner} got a {given[0]}x{given[1]} feature map but holds statistics for {size[0]}x{size[1]}: "
             "resize the images, or build the network with the img_size you want and train it there."

@@ -4,7 +4,7 @@ Shape letters: B batch, H and W feature map, N = H W tokens, h heads, d channels
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d
-from polynext.nn.kernel import kernel_tokens
 from polynext.nn.norm import LayerNorm2d, NormMaker, RowSumNorm
 from polynext.nn.windows import cut, mend
 
@@ -43,7 +42,7 @@ class PolyAttention(nn.Module):
         window: side of the square windows attention is confined to (see `windows.py`); None for the whole map.
         norm: makes the pre-norm from a number of channels.
         out_norm: makes a norm in front of `w_out`; none by default.
-        shared: whether the processes of a distributed run share the statistics of "row_sum".
+        row_norm: makes the norm of "row_sum" from heads, size and number of keys.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class PolyAttention(nn.Module):
         window: int | None = None,
         norm: NormMaker = LayerNorm2d,
         out_norm: NormMaker = nn.Identity,
-        shared: bool = False,
+        row_norm: NormMaker = RowSumNorm,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -83,19 +82,18 @@ class PolyAttention(nn.Module):
         heads = heads or math.ceil(channels / 64)
         inner = heads * head_dim
         self.heads, self.p, self.normalisation, self.window = heads, p, normalisation, window
-        self.norm = norm(channels, device=device, dtype=dtype)
-        self.w_qkv = PointwiseConv2d(channels, 2 * inner, device=device, dtype=dtype)
-        self.k_q = DepthwiseConv2d(inner, 5, device=device, dtype=dtype)
-        self.k_k = DepthwiseConv2d(inner, 5, device=device, dtype=dtype)
-        self.k_v = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
-        self.scale: nn.Module = HeadScale(heads, head_dim**-0.5, device=device, dtype=dtype)
+        dd: Any = {"device": device, "dtype": dtype}
+        self.norm = norm(channels, **dd)
+        self.w_qkv = PointwiseConv2d(channels, 2 * inner, **dd)
+        self.k_q = DepthwiseConv2d(inner, inner, 5, **dd)
+        self.k_k = DepthwiseConv2d(inner, inner, 5, **dd)
+        self.k_v = DepthwiseConv2d(inner, inner, 3, **dd)
+        self.scale: nn.Module = HeadScale(heads, head_dim**-0.5, **dd)
         keys = window * window if window else None
-        self.row_norm: RowSumNorm | None = None
-        if size is not None:
-            self.row_norm = RowSumNorm(heads, size, keys, shared=shared, device=device, dtype=dtype)
-        self.k = DepthwiseConv2d(inner, 3, device=device, dtype=dtype)
-        self.out_norm = out_norm(inner, device=device, dtype=dtype)
-        self.w_out = PointwiseConv2d(inner, channels, device=device, dtype=dtype)
+        self.row_norm = row_norm(heads, size, keys, **dd) if size is not None else None
+        self.k = DepthwiseConv2d(inner, inner, 3, **dd)
+        self.out_norm = out_norm(inner, **dd)
+        self.w_out = PointwiseConv2d(inner, channels, **dd)
 
     @property
     def degree(self) -> int:
@@ -119,10 +117,14 @@ class PolyAttention(nn.Module):
         """Normalised weighted sums of the values, (B, H, W, h, d)."""
         if self.normalisation == "softmax":
             return softmax_attention(q, k, v, self.window)
-        weighted, row_sum = kernel_attention(q, k, v, self.p, self.window, magnitudes=self.row_norm is None)
+        weighted, row_sum = self.weigh(q, k, v, magnitudes=self.row_norm is None)
         if self.row_norm is not None:
             return self.row_norm(weighted, row_sum)
         return weighted / row_sum.clamp_min(1e-12).unsqueeze(-1)
+
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, magnitudes: bool) -> tuple[Tensor, Tensor]:
+        """`A V` (B, H, W, h, d) and the row sums of A (B, H, W, h), or those of |A|."""
+        return kernel_attention(q, k, v, self.p, self.window, magnitudes)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, p={self.p}, normalisation={self.normalisation}, window={self.window}"
@@ -154,16 +156,34 @@ def kernel_attention(
 ) -> tuple[Tensor, Tensor]:
     """`A V` (B, H, W, h, d) and the row sums of A (B, H, W, h), for A = (Q K^T + 1)^p, the scale s being part of Q.
 
-    The division by a row sum is left to the caller: it then acts on N x d values instead of N x N weights, and a
-    row's sum never needs more than that row, so blocks of queries are exact. `magnitudes` sums |A| instead, which
-    differs for odd p only.
+    The division by a row sum is left to the caller: it then acts on N x d values instead of N x N weights.
+    `magnitudes` sums |A| instead, which differs for odd p only.
     """
     height, width = q.shape[1:3]
     qs, ks, vs = cut(q, window), cut(k, window), cut(v, window)
-    done = [kernel_tokens(qs[i], ks[i], vs[i], p, magnitudes) for i in range(len(qs))]
+    done = [kernel_rows(qs[i], ks[i], vs[i], p, magnitudes) for i in range(len(qs))]
     weighted = mend([part[0] for part in done], height, width, window)
     row_sum = mend([part[1] for part in done], height, width, window)
     return weighted, row_sum.squeeze(-1)
+
+
+def kernel_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
+    """`A V` (B, h, N, d) and the row sums of A (B, h, N, 1) for tokens (B, h, N, d): Equation 6, q carrying s."""
+    weights = integer_power(q @ k.transpose(-2, -1) + 1, p)
+    summed = weights.abs() if magnitudes and p % 2 == 1 else weights
+    return weights @ v, summed.sum(dim=-1, keepdim=True)
+
+
+def integer_power(x: Tensor, p: int) -> Tensor:
+    """x^p by repeated squaring: products only, and much faster than a general power."""
+    while p % 2 == 0:
+        x, p = x * x, p // 2
+    power = x
+    while p > 1:
+        x, p = x * x, p // 2
+        if p % 2 == 1:
+            power = power * x
+    return power
 
 
 @torch.fx.wrap

@@ -1,10 +1,11 @@
 """PolyConv mixes positions by convolution."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d, init_kaiming
-from polynext.nn.inference import infers_on_cpu
 from polynext.nn.norm import LayerNorm2d, NormMaker
 
 
@@ -40,28 +41,19 @@ class PolyConv(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
+        dd: Any = {"device": device, "dtype": dtype}
         hidden = int(channels * ratio)
-        self.w_in = PointwiseConv2d(channels, hidden, device=device, dtype=dtype)
-        self.k_coarse = DepthwiseConv2d(hidden, coarse_kernel, dilation, device=device, dtype=dtype)
-        self.k_fine = DepthwiseConv2d(hidden, 3, device=device, dtype=dtype)
-        self.k = DepthwiseConv2d(hidden, 3, device=device, dtype=dtype)
-        self.w_out = PointwiseConv2d(hidden, channels, device=device, dtype=dtype)
-        self.norm = norm(channels, device=device, dtype=dtype)
+        self.w_in = PointwiseConv2d(channels, hidden, **dd)
+        self.k_coarse = DepthwiseConv2d(hidden, hidden, coarse_kernel, dilation=dilation, **dd)
+        self.k_fine = DepthwiseConv2d(hidden, hidden, 3, **dd)
+        self.k = DepthwiseConv2d(hidden, hidden, 3, **dd)
+        self.w_out = PointwiseConv2d(hidden, channels, **dd)
+        self.norm = norm(channels, **dd)
         init_kaiming(self.w_in, self.k_coarse, self.k_fine, self.k, self.w_out)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.w_out(self.mix(self.w_in(x))))
 
     def mix(self, h: Tensor) -> Tensor:
-        """K(m): what happens between the two matrix products."""
-        if not torch.jit.is_scripting() and infers_on_cpu(h):
-            return self.mix_in_place(h)
+        """K(m): what happens between the two 1x1 convolutions."""
         return self.k(self.k_coarse(h) * self.k_fine(h).flip(1))
-
-    @torch.jit.unused
-    def mix_in_place(self, h: Tensor) -> Tensor:
-        """The same in less memory, more of which is in the cache, and as one operation for a compiler."""
-        if torch.compiler.is_compiling():
-            kernels = self.k_coarse.weight, self.k_fine.weight, self.k.weight
-            return torch.ops.polynext.convolved_product(h, *kernels, self.k_coarse.dilation[0])
-        return self.k(self.k_fine(h).flip(1).mul_(self.k_coarse(h)))

@@ -6,8 +6,8 @@ from typing import Literal
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
+from polynext.acceleration import Memory
 from polynext.errors import PolyNeXtError, require_at_least, require_share
-from polynext.models import Memory
 from polynext.training.config import EmaConfig, LoopConfig, check_optimizer, fields, require_room_for_warmup
 
 

@@ -12,10 +12,11 @@ from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from polynext.acceleration import save_memory
 from polynext.data.loader import Labelled, Prepared, load, seed_everything
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
-from polynext.models import read_weights, set_memory
+from polynext.models import read_weights
 from polynext.models.published import check_same_entries
 from polynext.segmentation.config import SegmentationConfig
 from polynext.segmentation.data import IGNORED, Pairs, load_pairs
@@ -120,7 +121,7 @@ def build_model(config: SegmentationConfig, classes: int) -> UPerNet:
     model = UPerNet(chosen.backbone, classes, pretrained, chosen.drop_path, chosen.width, config.data.crop)
     if chosen.backbone_weights is not None:
         load_backbone(model, chosen.backbone_weights)
-    set_memory(model.backbone, chosen.memory)
+    save_memory(model.backbone, chosen.memory)
     return model
 
 

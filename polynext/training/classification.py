@@ -14,14 +14,16 @@ import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
 
+from polynext.acceleration import save_memory
+from polynext.acceleration.dropout import RisingDropout
 from polynext.data import evaluation_batches, load_examples, training_transform
 from polynext.data.loader import Labelled, Prepared, of_images, seed_everything
 from polynext.data.sets import find_data_set
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
-from polynext.models import create_model, create_variant, is_polynext, read_weights, set_memory
+from polynext.models import create_model, create_variant, is_polynext, read_weights
 from polynext.models.published import check_same_entries, some
-from polynext.nn import RisingDropout, freeze_statistics
+from polynext.nn import freeze_statistics
 from polynext.training.accuracy import measure_accuracy
 from polynext.training.config import TrainConfig, to_yaml
 from polynext.training.folder import RunFolder
@@ -186,7 +188,7 @@ def build_model(config: TrainConfig, classes: int, device: str | None = None) ->
     )
     if config.model.initial_weights is not None and device != "meta":
         load_initial_weights(model, config.model.initial_weights)
-    set_memory(model, chosen.memory)
+    save_memory(model, chosen.memory)
     if chosen.frozen_statistics:
         freeze_statistics(model)
     if chosen.dropout and chosen.dropout_rises:

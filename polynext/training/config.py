@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import yaml
 
+from polynext.acceleration import Memory
 from polynext.data import AugmentConfig, DataConfig
 from polynext.errors import PolyNeXtError, require_at_least, require_share
-from polynext.models import Memory
 from polynext.training.regularisation import check_regularisation
 
 

@@ -115,7 +115,7 @@ def test_a_run_compiles_once_through_ramp_average_and_resume(name: str, tmp_path
 
 @pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano_bn"])
 def test_a_folded_network(name: str) -> None:
-    model = timm.create_model(name).eval().fold()
+    model = polynext.fold(timm.create_model(name).eval())
     x = torch.randn(3, 1, 8, 8)
     expected = model(x)
     torch.testing.assert_close(polynext.compile(model, backend="aot_eager")(x), expected)
@@ -128,7 +128,7 @@ def test_gradients(memory) -> None:
     model(x).square().sum().backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    model.set_memory(memory)
+    polynext.save_memory(model, memory)
     polynext.compile(model, backend="aot_eager")(x).square().sum().backward()
     for parameter, grad in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-4 * grad.abs().max().item())

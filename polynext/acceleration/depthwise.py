@@ -1,4 +1,4 @@
-"""Depthwise convolution on CPUs: a backward pass of our own where PyTorch's is slow, one operation for compilers."""
+"""The gradients of depthwise convolutions on CPUs, where PyTorch's own are slow for dilated or wide kernels."""
 
 import math
 from typing import Any
@@ -8,52 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from polynext.nn.inference import LIBRARY
-
 FAST_WIDTH = 3  # of a depthwise kernel: oneDNN takes ten times as long for the gradient of a wider one
 SMALL_PHASE = 25  # positions: those of a 5x5 kernel
 
 
-def depthwise(x: Tensor, weight: Tensor, stride: int, padding: int, dilation: int) -> Tensor:
-    """x (B, C, H, W) with weight (C, 1, k, k)."""
-    if not torch.jit.is_scripting():
-        if compiles_on_cpu(x):
-            return torch.ops.polynext.depthwise(*in_one_precision(x, weight), stride, padding, dilation)
-        if trains_on_cpu(x, weight) and is_wide(weight, stride, dilation):
-            return WideDepthwise.apply(*in_one_precision(x, weight), padding, dilation)
-    return F.conv2d(x, weight, stride=stride, padding=padding, dilation=dilation, groups=weight.shape[0])
-
-
-@torch.jit.unused
-def compiles_on_cpu(x: Tensor) -> bool:
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and x.device.type == "cpu"
-
-
-@torch.jit.unused
-def trains_on_cpu(x: Tensor, weight: Tensor) -> bool:
-    """Whether a backward pass may follow on a CPU. None follows a trace, which holds PyTorch's own operations only."""
-    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    return learns and x.device.type == "cpu" and not torch.jit.is_tracing()
-
-
-@torch.jit.unused
 def is_wide(weight: Tensor, stride: int, dilation: int) -> bool:
     return stride == 1 and (dilation > 1 or weight.shape[-1] > FAST_WIDTH)
 
 
-@torch.jit.unused
-def in_one_precision(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as autocast wants them."""
-    if not torch.is_autocast_enabled("cpu"):
-        return x, weight
-    dtype = torch.get_autocast_dtype("cpu")
-    return x.to(dtype), weight.to(dtype)
-
-
-def gradients(
+def depthwise_gradients(
     x: Tensor, weight: Tensor, grad: Tensor, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """Those of x and of the kernel, from that of the result."""
+    """The gradients of x and of the kernel, from that of the result."""
     if x.device.type == "cpu" and is_wide(weight, stride, dilation):
         return wide_gradients(x, weight, grad, padding, dilation)
     shape = (None, [stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], len(weight))
@@ -61,57 +27,12 @@ def gradients(
     return found[0], found[1]
 
 
-# PyTorch's compiler asks of each convolution whether a library for batches of 16 and more would do it, and compiles
-# again when the answer changes. Of an operation of our own it asks nothing.
-LIBRARY.define("depthwise(Tensor x, Tensor weight, int stride, int padding, int dilation) -> Tensor")
-LIBRARY.define(
-    "depthwise_gradients(Tensor x, Tensor weight, Tensor grad, int stride, int padding, int dilation)"
-    " -> (Tensor, Tensor)"
-)
-
-
-@torch.library.impl(LIBRARY, "depthwise", "CPU")
-def _(x: Tensor, weight: Tensor, stride: int, padding: int, dilation: int) -> Tensor:
-    y = F.conv2d(x, weight, stride=stride, padding=padding, dilation=dilation, groups=len(weight))
-    return y.contiguous(memory_format=torch.channels_last)
-
-
-@torch.library.register_fake("polynext::depthwise", lib=LIBRARY)
-def _(x: Tensor, weight: Tensor, stride: int, padding: int, dilation: int) -> Tensor:
-    reach = 2 * padding - dilation * (weight.shape[-1] - 1) - 1
-    shape = (x.shape[0], x.shape[1], *((n + reach) // stride + 1 for n in x.shape[2:]))
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-
-
-@torch.library.impl(LIBRARY, "depthwise_gradients", "CPU")
-def _(x: Tensor, weight: Tensor, grad: Tensor, stride: int, padding: int, dilation: int) -> tuple[Tensor, Tensor]:
-    grad_x, grad_weight = gradients(x, weight, grad, stride, padding, dilation)
-    return grad_x.contiguous(memory_format=torch.channels_last), grad_weight.contiguous()
-
-
-@torch.library.register_fake("polynext::depthwise_gradients", lib=LIBRARY)
-def _(x: Tensor, weight: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.channels_last), torch.empty_like(weight).contiguous()
-
-
-def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, *ctx.shape = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def pull_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return *torch.ops.polynext.depthwise_gradients(*ctx.saved_tensors, grad, *ctx.shape), None, None, None
-
-
-torch.library.register_autograd("polynext::depthwise", pull_back, setup_context=keep_inputs, lib=LIBRARY)
-
-
 class WideDepthwise(torch.autograd.Function):
     """PyTorch's CPU backward takes many times its forward if a kernel is dilated or wide; this one a few times.
 
-    The gradient of the input is a depthwise convolution with the kernel turned round. That of the kernel is an ordinary
-    one on the interleaved phases of the map, each a dense image: every d-th row and column. On small maps, where phases
-    are smaller than the kernel and that is slow again, a matrix product of all pairs of positions is faster.
+    The gradient of the input is a depthwise convolution with the kernel rotated by 180 degrees. The gradient of the
+    kernel is an ordinary one on the interleaved phases of the map, each a dense image: every d-th row and column. Where
+    phases are smaller than the kernel and that is slow again, a matrix product of all pairs of positions is faster.
     """
 
     @staticmethod
@@ -130,7 +51,7 @@ class WideDepthwise(torch.autograd.Function):
 def wide_gradients(
     x: Tensor, weight: Tensor, grad: Tensor, padding: int, d: int, wanted: tuple[bool, bool] = (True, True)
 ) -> tuple[Any, Any]:
-    """Those of the input and of the kernel, if wanted."""
+    """The gradients of the input and of the kernel, if wanted."""
     grad_x = grad_weight = None
     if wanted[0]:
         grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=len(weight))

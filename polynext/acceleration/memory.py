@@ -1,22 +1,20 @@
-"""Training in less memory: what is dear is kept, what is cheap is computed again in the backward pass.
+"""Training in less memory: keep expensive intermediates, recompute cheap ones in the backward pass.
 
-Everything dear in our operators is a matrix product, and each is of something cheap: sums, norms, Hadamard products and
+The expensive part of our operators are matrix products, each of something cheap: sums, norms, Hadamard products and
 depthwise convolutions of the products before. So one backward pass serves them all. For
 
     u = f(x),    y = W u
 
-PyTorch keeps u and what f makes on the way; here x alone is kept. With the gradients g_u and g_y of the two results,
+PyTorch keeps u and the intermediates of f; here x alone is kept. With the gradients g_u and g_y of the two results,
 
-    g_W = g_y u^T,    (g_x, g_theta) = the gradients of f at x, for g_u + W^T g_y at its end,
+    g_W = g_y u^T,    (g_x, g_theta) = the gradients of f at x for an output gradient of g_u + W^T g_y,
 
-where theta are the parameters of f, and u is computed again. Attention's weights, N x N for each head, are among what
-is computed again. Of the matrix products with weights only those over a few channels are: in a first stage they take
-little time, and their maps most of the memory.
+where theta are the parameters of f, and u is recomputed. Attention's N x N weights are recomputed too. Matrix products
+over few channels are also recomputed: in a first stage they take little time, and their maps most of the memory.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
@@ -25,22 +23,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from polynext.nn.conv import PointwiseConv2d, over_channels
-from polynext.nn.norm import LayerNorm2d, recomputing
-from polynext.nn.polyattention import PolyAttention
-from polynext.nn.polyconv import PolyConv
-from polynext.nn.polymlp import PolyMLP
+from polynext.acceleration.attention import KEEP_PRODUCTS
+from polynext.acceleration.depthwise import depthwise_gradients
+from polynext.acceleration.kernels import over_channels
+from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyAttention, PolyConv, PolyMLP, RunningNorm
 
-# A matrix product takes as many multiplications for each number of its result as it has channels to sum over.
+# A matrix product takes as many multiplications for each number of its result as it sums over channels.
 FEW_CHANNELS = 128
 
 
-class Recipe(NamedTuple):
-    """A map (B, C, H, W) that can be had again: `function` of `inputs`, with `parameters` inside it."""
+class Recomputable(NamedTuple):
+    """A feature map (B, C, H, W) that can be recomputed as `function(*inputs)`, with `parameters` inside the function.
+
+    `norms` are those whose running statistics a recomputation must not move again.
+    """
 
     function: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
     parameters: tuple[Tensor, ...] = ()
+    norms: tuple[RunningNorm, ...] = ()
 
     def value(self) -> Tensor:
         return self.function(*self.inputs)
@@ -48,7 +49,9 @@ class Recipe(NamedTuple):
     def with_product(self, weight: Tensor, before: "nn.Module | UpToLast | None" = None) -> tuple[Tensor, Tensor]:
         """The value u and the matrix product W u, or W before(u); for a backward pass the inputs are kept."""
         parameters = self.parameters + (tuple(before.parameters()) if before is not None else ())
-        return ValueAndProduct.apply(self.function, before, weight, len(self.inputs), *self.inputs, *parameters)
+        return ValueAndProduct.apply(
+            self.function, before, self.norms, weight, len(self.inputs), *self.inputs, *parameters
+        )
 
     def product(self, weight: Tensor) -> Tensor:
         """The matrix product W u alone."""
@@ -60,9 +63,9 @@ class ValueAndProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, function: Any, before: Any, weight: Tensor, count: int, *tensors: Tensor
+        ctx: Any, function: Any, before: Any, norms: Any, weight: Tensor, count: int, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.function, ctx.before, ctx.count = function, before, count
+        ctx.function, ctx.before, ctx.norms, ctx.count = function, before, norms, count
         device = weight.device.type
         ctx.autocast = None
         if torch.is_autocast_enabled(device):
@@ -80,19 +83,19 @@ class ValueAndProduct(torch.autograd.Function):
         weight, *tensors = ctx.saved_tensors
         inputs, parameters = tensors[: ctx.count], tensors[ctx.count :]
         last = tuple(ctx.before.parameters()) if ctx.before is not None else ()
-        with recomputing(), torch.autocast(**ctx.autocast) if ctx.autocast else nullcontext():
-            u, gradients = pull_back(ctx.function, inputs, parameters[: len(parameters) - len(last)])
+        with recomputing(ctx.norms), torch.autocast(**ctx.autocast) if ctx.autocast else nullcontext():
+            u, gradients = value_and_gradients(ctx.function, inputs, parameters[: len(parameters) - len(last)])
             if ctx.before is not None:
-                factor, gradients_before = pull_back(ctx.before, [u], last)
+                factor, gradients_before = value_and_gradients(ctx.before, [u], last)
             else:
                 factor, gradients_before = u, alone
         grad_weight = None
         grads_of_last: Sequence[Any] = (None,) * len(last)
         if grad_y is not None:
-            grad_factor, grad_weight = gradients_of_product(factor, weight, grad_y, ctx.needs_input_grad[2])
+            grad_factor, grad_weight = gradients_of_product(factor, weight, grad_y, ctx.needs_input_grad[3])
             grad_before, *grads_of_last = gradients_before(grad_factor)
             grad_u = grad_before if grad_u is None else grad_before.add_(grad_u)
-        return None, None, grad_weight, None, *gradients(grad_u), *grads_of_last
+        return None, None, None, grad_weight, None, *gradients(grad_u), *grads_of_last
 
 
 # From the gradient of a value to those of what it was made of: inputs first, then parameters.
@@ -103,14 +106,14 @@ def in_one_precision(inputs: Sequence[Tensor]) -> bool:
     return not torch.is_autocast_enabled(inputs[0].device.type)
 
 
-def pull_back(
+def value_and_gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor]
 ) -> tuple[Tensor, Gradients]:
-    """A value, and how its gradient becomes those of the inputs and parameters.
+    """A function's value, and a function from its gradient to those of the inputs and parameters.
 
-    Some functions know both by a method of this name, without PyTorch's record of operations.
+    Some functions have a method of this name that does so without PyTorch's record of operations.
     """
-    own = getattr(function, "pull_back", None)
+    own = getattr(function, "value_and_gradients", None)
     if has_weight_alone(function):
         own = partial(layer_norm, weight=function.weight, eps=function.eps)
     if own is not None and in_one_precision(inputs):
@@ -133,7 +136,7 @@ def alone(grad: Tensor) -> tuple[Tensor]:
 
 
 def gradients_of_product(x: Tensor, weight: Tensor, grad: Tensor, learns: bool) -> tuple[Tensor, Tensor | None]:
-    """Those of x and, if it learns, of W, from that of the matrix product W x."""
+    """The gradients of x and, if it learns, of W, from that of the matrix product W x."""
     grad_weight = None
     if learns:
         rows, columns = (t.permute(0, 2, 3, 1).flatten(0, 2) for t in (grad, x))
@@ -147,7 +150,7 @@ class Identity:
     def __call__(self, x: Tensor) -> Tensor:
         return x
 
-    def pull_back(self, x: Tensor) -> tuple[Tensor, Gradients]:
+    def value_and_gradients(self, x: Tensor) -> tuple[Tensor, Gradients]:
         return x, alone
 
 
@@ -163,17 +166,23 @@ class Convolved:
     def __call__(self, h: Tensor) -> Tensor:
         return self.k(self.k_coarse(h) * self.k_fine(h).flip(1))
 
-    def pull_back(self, h: Tensor) -> tuple[Tensor, Gradients]:
+    def value_and_gradients(self, h: Tensor) -> tuple[Tensor, Gradients]:
         coarse, fine = self.k_coarse(h), self.k_fine(h).flip(1)
         product = coarse * fine
 
         def gradients(grad: Tensor) -> tuple[Tensor, ...]:
-            grad_product, grad_k = self.k.pull_back(product, grad)
-            grad_h, grad_coarse = self.k_coarse.pull_back(h, grad_product * fine)
-            grad_fine_h, grad_fine = self.k_fine.pull_back(h, grad_product.mul_(coarse).flip(1))
+            grad_product, grad_k = gradients_of_kernel(self.k, product, grad)
+            grad_h, grad_coarse = gradients_of_kernel(self.k_coarse, h, grad_product * fine)
+            grad_fine_h, grad_fine = gradients_of_kernel(self.k_fine, h, grad_product.mul_(coarse).flip(1))
             return grad_h.add_(grad_fine_h), grad_coarse, grad_fine, grad_k
 
         return self.k(product), gradients
+
+
+def gradients_of_kernel(conv: DepthwiseConv2d, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of a depthwise convolution's kernel."""
+    padding: Any = conv.padding
+    return depthwise_gradients(x, conv.weight, grad, conv.stride[0], padding[0], conv.dilation[0])
 
 
 class NormedProduct:
@@ -186,7 +195,7 @@ class NormedProduct:
         a, b = ab.chunk(2, dim=1)
         return self.norm(a * b)
 
-    def pull_back(self, ab: Tensor) -> tuple[Tensor, Gradients]:
+    def value_and_gradients(self, ab: Tensor) -> tuple[Tensor, Gradients]:
         a, b = ab.chunk(2, dim=1)
         value, gradients_of_norm = layer_norm(a * b, self.norm.weight, self.norm.eps)
 
@@ -212,7 +221,7 @@ class NormedSum:
         normed = F.layer_norm(y.permute(0, 2, 3, 1), weight.shape, weight, None, self.norm.eps)
         return add(x, normed.permute(0, 3, 1, 2), self.drop)
 
-    def pull_back(self, x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Gradients]:
+    def value_and_gradients(self, x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Gradients]:
         own = self.norm.weight
         normed, gradients_of_norm = layer_norm(y, own * scale.flatten(), self.norm.eps)
 
@@ -264,11 +273,14 @@ class UpToLast:
         before, first, mix = self.found.before, self.found.first, self.found.mix
         return mix(first(x if before is None else before(x)))
 
-    def pull_back(self, x: Tensor) -> tuple[Tensor, Gradients]:
+    def value_and_gradients(self, x: Tensor) -> tuple[Tensor, Gradients]:
         before, first = self.found.before, self.found.first
         weight = first.weight
-        factor, gradients_before = (x, alone) if before is None else pull_back(before, [x], [*before.parameters()])
-        value, gradients_mix = pull_back(self.found.mix, [first(factor)], self.found.inside)
+        factor: Tensor = x
+        gradients_before: Gradients = alone
+        if before is not None:
+            factor, gradients_before = value_and_gradients(before, [x], [*before.parameters()])
+        value, gradients_mix = value_and_gradients(self.found.mix, [first(factor)], self.found.inside)
 
         def gradients(grad: Tensor) -> tuple[Any, ...]:
             grad_first, *grads_inside = gradients_mix(grad)
@@ -297,7 +309,7 @@ def parts(branch: nn.Module) -> Parts | None:
     return None
 
 
-def add_branch(x: Recipe, branch: nn.Module, scale: Tensor, drop: Tensor | None) -> Recipe:
+def add_branch(x: Recomputable, branch: nn.Module, scale: Tensor, drop: Tensor | None) -> Recomputable:
     """`x + scale drop branch(x)`, with stochastic depth's factors (B, 1, 1, 1).
 
     A scale acts on the weights of a branch's last step instead of its result, which then need not be kept for the
@@ -306,7 +318,7 @@ def add_branch(x: Recipe, branch: nn.Module, scale: Tensor, drop: Tensor | None)
     found = parts(branch)
     if found is None:
         value = x.value()
-        return Recipe(identity, (add(value, scale * branch(value), drop),))
+        return Recomputable(identity, (add(value, scale * branch(value), drop),), norms=x.norms)
     after, last = found.after, found.last.weight.flatten(1)
     if after is None:
         last = last * scale.reshape(-1, 1)
@@ -314,16 +326,16 @@ def add_branch(x: Recipe, branch: nn.Module, scale: Tensor, drop: Tensor | None)
         value, result = x.with_product(last, UpToLast(found))
     else:
         value, first = x.with_product(found.first.weight.flatten(1), found.before)
-        result = Recipe(found.mix, (first,), found.inside).product(last)
+        result = Recomputable(found.mix, (first,), found.inside, x.norms).product(last)
     if after is None:
-        return Recipe(identity, (add(value, result, drop),))
+        return Recomputable(identity, (add(value, result, drop),), norms=x.norms)
     if has_weight_alone(after):
-        return Recipe(NormedSum(after, drop), (value, result, scale), tuple(after.parameters()))
+        return Recomputable(NormedSum(after, drop), (value, result, scale), tuple(after.parameters()), x.norms)
 
     def again(value: Tensor, result: Tensor, scale: Tensor) -> Tensor:
         return add(value, scale * after(result), drop)
 
-    return Recipe(again, (value, result, scale), tuple(after.parameters()))
+    return Recomputable(again, (value, result, scale), tuple(after.parameters()), x.norms)
 
 
 def has_weight_alone(norm: object) -> TypeGuard[LayerNorm2d]:
@@ -334,18 +346,34 @@ def add(x: Tensor, y: Tensor, drop: Tensor | None) -> Tensor:
     return x + y if drop is None else torch.addcmul(x, drop, y)
 
 
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+@contextmanager
+def recomputing(norms: Sequence[RunningNorm]) -> Iterator[None]:
+    """A forward pass for the backward pass that follows at once: running statistics stay as they are."""
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    token = KEEP_PRODUCTS.set(True)
+    try:
+        yield
+    finally:
+        KEEP_PRODUCTS.reset(token)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
-# The compiler says each time that what it computes again should change nothing in place, which nothing of ours does.
-logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in record.getMessage())
+
+def running_norms(module: nn.Module) -> tuple[RunningNorm, ...]:
+    return tuple(m for m in module.modules() if isinstance(m, RunningNorm) and m.training)
+
+
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 def keep_products(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """What `function` gives, for a compiler, which is told to do what this file does: to keep the matrix products."""
+    """`function(*inputs)` for a compiler, which is told to do what this file does: keep the matrix products."""
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        dear = operation in PRODUCTS and args[-2].shape[1] >= FEW_CHANNELS
-        return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
+        expensive = operation in PRODUCTS and args[-2].shape[1] >= FEW_CHANNELS
+        return CheckpointPolicy.MUST_SAVE if expensive else CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
     return checkpoint(function, *inputs, use_reentrant=False, context_fn=contexts)

@@ -7,10 +7,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import polynext  # noqa: F401  (registers the models)
+from polynext.acceleration import memory as lean
+from polynext.acceleration import restore, save_memory
+from polynext.acceleration.memory import Recomputable, add_branch, identity
 from polynext.errors import PolyNeXtError
-from polynext.models import create_variant, set_memory
-from polynext.nn import PolyAttention, PolyConv, PolyMLP, lean
-from polynext.nn.lean import Recipe, add_branch, identity
+from polynext.models import create_variant
+from polynext.nn import PolyAttention, PolyConv, PolyMLP
 
 SMALL = ["cpolynext_nano", "apolynext_nano", "cpolynext_nano_bn", "apolynext_nano_bn", "cpolynext_ablate_digits"]
 
@@ -61,14 +63,14 @@ def test_a_lean_network_has_the_gradients_of_the_plain_one(name: str, autocast: 
     for memory, share in (("lean", 0.45 if few_channels else 0.6), ("least", 0.4)):
         again = timm.create_model(name, drop_path_rate=0.3).train()
         again.load_state_dict(dict(model.named_parameters()), strict=False)
-        again.set_memory(memory)
+        save_memory(again, memory)
         found, kept_now = gradients(again, x, autocast)
         assert_near(found, plain, rtol=5e-2 if autocast else 1e-4)
         if not autocast:
             assert kept_now < share * kept
         for a, b in zip(again.buffers(), statistics, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-2 if autocast else 1e-5, atol=1e-2 if autocast else 1e-6)
-    model.set_memory("plain")
+    save_memory(model, "plain")
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -76,7 +78,7 @@ def test_exact_in_double_precision(name: str, few_channels) -> None:
     model = timm.create_model(name).double().train()
     x = images(model).double()
     plain, _ = gradients(model, x)
-    model.set_memory("lean")
+    save_memory(model, "lean")
     assert_near(gradients(model, x)[0], plain, rtol=1e-9)
 
 
@@ -91,7 +93,7 @@ def test_numerical_gradients(operator, after, few_channels) -> None:
     drop = torch.tensor([2.0, 0.0]).double().view(2, 1, 1, 1) if after is None else None
 
     def function(x: Tensor, scale: Tensor, *values: Tensor) -> Tensor:
-        return add_branch(Recipe(identity, (x,)), branch, scale, drop).value()
+        return add_branch(Recomputable(identity, (x,)), branch, scale, drop).value()
 
     x = torch.randn(2, 6, 3, 3).double().requires_grad_()
     scale = torch.tensor(0.7).double().requires_grad_()
@@ -100,7 +102,7 @@ def test_numerical_gradients(operator, after, few_channels) -> None:
 
 def test_frozen_parts_have_no_gradient(few_channels) -> None:
     model = timm.create_model("cpolynext_nano").train()
-    model.set_memory("lean")
+    save_memory(model, "lean")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.endswith("w_o.weight"))
     model(images(model)).square().sum().backward()
@@ -111,7 +113,7 @@ def test_frozen_parts_have_no_gradient(few_channels) -> None:
 def test_variants_can_be_lean(variant: str, few_channels) -> None:
     model = create_variant("cpolynext_ablate_digits", variant, in_chans=1).train()
     plain, _ = gradients(model, images(model))
-    set_memory(model, "lean")
+    save_memory(model, "lean")
     assert_near(gradients(model, images(model))[0], plain, rtol=1e-4)
 
 
@@ -120,7 +122,7 @@ def test_compiled_it_is_lean_too(name: str, few_channels) -> None:
     model = timm.create_model(name).train()
     x = images(model, 8)
     plain, kept = gradients(model, x)
-    model.set_memory("lean")
+    save_memory(model, "lean")
     found, kept_now = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), x)
     assert_near(found, plain, rtol=1e-4)
     assert kept_now < (0.5 if few_channels else 0.7) * kept
@@ -131,21 +133,23 @@ def test_a_lean_network_can_be_evaluated_traced_and_scripted() -> None:
     model = timm.create_model("cpolynext_nano").eval()
     x = images(model)
     expected = model(x)
-    model.set_memory("lean")
+    save_memory(model, "lean")
     torch.testing.assert_close(model(x), expected)
     torch.testing.assert_close(torch.jit.trace(model, x)(x), expected)
-    torch.testing.assert_close(torch.jit.script(model)(x), expected)
+    with pytest.raises(PolyNeXtError, match="give it the plain network"):
+        torch.jit.script(model)
+    torch.testing.assert_close(torch.jit.script(restore(model))(x), expected)
 
 
 def test_other_networks() -> None:
     model = timm.create_model("test_vit")
-    set_memory(model, "least")
+    save_memory(model, "least")
     assert model.grad_checkpointing
-    set_memory(model, "plain")
+    save_memory(model, "plain")
     with pytest.raises(PolyNeXtError, match="VisionTransformer has no form of memory 'lean'"):
-        set_memory(model, "lean")
+        save_memory(model, "lean")
     with pytest.raises(PolyNeXtError, match="memory='none' was given: choose plain, lean, least"):
-        set_memory(model, "none")  # type: ignore[arg-type]
+        save_memory(model, "none")  # type: ignore[arg-type]
 
 
 def share_of_a_batch(rank: int, name: str, folder: str) -> None:
@@ -154,7 +158,7 @@ def share_of_a_batch(rank: int, name: str, folder: str) -> None:
     torch.manual_seed(0)
     model = timm.create_model(name).train()
     for memory in ("plain", "lean"):
-        model.set_memory(memory)
+        save_memory(model, memory)
         model.zero_grad()
         wrapped = DistributedDataParallel(model)
         wrapped(images(model, 8)[4 * rank : 4 * rank + 4]).square().sum().backward()

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 import polynext  # noqa: F401  (registers the models)
-from polynext.nn import RisingDropout
+from polynext.acceleration.dropout import RisingDropout
+from polynext.training.classification import let_dropout_rise
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
@@ -28,6 +29,7 @@ def test_a_rising_rate_is_one_program() -> None:
         return graph.forward
 
     model = timm.create_model("cpolynext_nano", drop_rate=0.5).train()
+    let_dropout_rise(model)
     compiled = torch.compile(model, backend=backend)
     x = torch.randn(2, 1, 8, 8)
     with torch.no_grad():

@@ -1,0 +1,118 @@
+"""Faster forms of the operators, for CPUs and for PyTorch's compiler."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polynext.acceleration.attention import FastAttention
+from polynext.acceleration.depthwise import WideDepthwise, is_wide
+from polynext.acceleration.forms import Form, SavedContiguous
+from polynext.acceleration.operators import ONEDNN, infers_on_cpu
+from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyConv
+
+
+def compiles_for_cpu(x: Tensor) -> bool:
+    return torch.compiler.is_compiling() and infers_on_cpu(x)
+
+
+class FastPointwise(Form, SavedContiguous, PointwiseConv2d):
+    """For a compiler a matrix product: one operation for any batch, in inference on CPUs by oneDNN."""
+
+    plain = PointwiseConv2d
+
+    @classmethod
+    def fits(cls, module: Any) -> bool:
+        return ONEDNN and module.bias is None and module.kernel_size == (1, 1) and module.groups == 1
+
+    def fast(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return super().fast(x)
+        if not infers_on_cpu(x):
+            return over_channels(x, self.weight.flatten(1))
+        rows = x.permute(0, 2, 3, 1)
+        return torch.ops.polynext.matrix_product(rows, self.weight.flatten(1)).permute(0, 3, 1, 2)
+
+    def store_by_columns(self) -> None:
+        """Changes the order of W in memory and nothing else: oneDNN then need not transpose it in each call."""
+        self.weight.data = self.weight.data.flatten(1).T.contiguous().T[:, :, None, None]
+
+
+def over_channels(x: Tensor, weight: Tensor) -> Tensor:
+    """The matrix product of weight (D, C) with each position of x (B, C, H, W): (B, D, H, W)."""
+    return F.linear(x.permute(0, 2, 3, 1), weight).permute(0, 3, 1, 2)
+
+
+class FastDepthwise(Form, DepthwiseConv2d):
+    """Trains several times as fast on CPUs; for a compiler it is one operation."""
+
+    plain = DepthwiseConv2d
+
+    @classmethod
+    def fits(cls, module: Any) -> bool:
+        return module.bias is None and module.padding_mode == "zeros" and module.groups == module.out_channels
+
+    def fast(self, x: Tensor) -> Tensor:
+        shape = (self.stride[0], self.padding[0], self.dilation[0])
+        if x.device.type == "cpu":
+            if torch.compiler.is_compiling():
+                return torch.ops.polynext.depthwise(*in_one_precision(x, self.weight), *shape)
+            learns = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
+            if learns and is_wide(self.weight, shape[0], shape[2]):
+                return WideDepthwise.apply(*in_one_precision(x, self.weight), *shape[1:])
+        return super().fast(x)
+
+
+def in_one_precision(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the precision that autocast wants."""
+    if not torch.is_autocast_enabled("cpu"):
+        return x, weight
+    dtype = torch.get_autocast_dtype("cpu")
+    return x.to(dtype), weight.to(dtype)
+
+
+class FastLayerNorm(Form, LayerNorm2d):
+    """Written out for a compiler in inference: it makes one pass over memory of this, and three of `F.layer_norm`."""
+
+    plain = LayerNorm2d
+
+    def fast(self, x: Tensor) -> Tensor:
+        if not compiles_for_cpu(x):
+            return super().fast(x)
+        return normed(x.permute(0, 2, 3, 1), self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+
+
+def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm over the last axis in elementary operations."""
+    share = 1 / x.shape[-1]
+    centred = x - share * x.sum(-1, keepdim=True)
+    y = centred * (share * centred.square().sum(-1, keepdim=True) + eps).rsqrt() * weight
+    return y if bias is None else y + bias
+
+
+class FastPolyConv(Form, PolyConv):
+    """Multiplies in place in inference, and is one operation between its 1x1 convolutions for a compiler."""
+
+    plain = PolyConv
+
+    def fast(self, x: Tensor) -> Tensor:
+        if not infers_on_cpu(x):
+            return super().fast(x)
+        h = self.w_in(x)
+        if torch.compiler.is_compiling():
+            kernels = self.k_coarse.weight, self.k_fine.weight, self.k.weight
+            mixed = torch.ops.polynext.convolved_product(h, *kernels, self.k_coarse.dilation[0], self.k.dilation[0])
+        else:
+            mixed = self.k(self.k_fine(h).flip(1).mul_(self.k_coarse(h)))
+        return self.norm(self.w_out(mixed))
+
+
+KERNELS = (FastPointwise, FastDepthwise, FastLayerNorm, FastPolyConv, FastAttention)
+
+
+def store_by_columns(model: nn.Module) -> None:
+    """Stores the matrices of a network in the order that oneDNN multiplies them in."""
+    for module in model.modules():
+        if isinstance(module, FastPointwise) and module.weight.device.type == "cpu":
+            module.store_by_columns()
