@@ -2,12 +2,14 @@
 
 `<name>.json` lists a published checkpoint's entries and shapes; every entry's value follows from its name, so that a
 checkpoint of any size is defined by that list. `<name>.npz` holds what the authors' network answers with it: `logits`
-and, per stage, the first 4 channels of the top left 4x4 of the last cell output.
+and, per stage, the first 4 channels of the top left 4x4 of the last cell output. `steps_<name>.npz` holds four steps of
+their training.
 """
 
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,9 +39,16 @@ def outputs(name: str) -> dict[str, torch.Tensor]:
         return {key: torch.from_numpy(file[key]) for key in file}
 
 
-def images(size: int) -> torch.Tensor:
+def steps(name: str) -> dict[str, Any]:
+    """Four optimiser steps of the authors' code: settings, `losses`, `grad_norms`, and the first entries of some
+    weights `after` them."""
+    with np.load(FOLDER / f"steps_{name}.npz") as file:
+        return {key: file[key].item() if file[key].ndim == 0 else file[key] for key in file}
+
+
+def images(size: int, count: int = 2) -> torch.Tensor:
     rng = np.random.Generator(np.random.PCG64(size))
-    return torch.from_numpy(rng.standard_normal((2, 3, size, size)).astype(np.float32))
+    return torch.from_numpy(rng.standard_normal((count, 3, size, size)).astype(np.float32))
 
 
 def entry(name: str, shape: list[int], gain: float) -> np.ndarray:
