@@ -1,5 +1,8 @@
 """The one exception that users meet."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class PolyNeXtError(ValueError):
     """A mistake in what was given, told in one sentence: what was given, what was expected, what to do.
@@ -21,3 +24,9 @@ def require_share(whole: bool = True, **given: float) -> None:
     for name, value in given.items():
         if not (0 <= value < 1 or (whole and value == 1)):
             raise PolyNeXtError(f"`{name}` is {value}: give at least 0 and {'at most' if whole else 'less than'} 1.")
+
+
+def suggest(given: str, known: Iterable[str], otherwise: str) -> str:
+    """What to do about an unknown name: "did you mean ...?" if known ones are like it."""
+    close = difflib.get_close_matches(given, list(known), n=3)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise

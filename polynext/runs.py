@@ -14,8 +14,8 @@ from timm.data import ImageNetInfo
 from polynext.data import DataConfig, load_examples
 from polynext.data.examples import balanced_indices
 from polynext.data.sets import DATA_SETS, Split
-from polynext.errors import PolyNeXtError
-from polynext.models import PUBLISHED, create_model, is_polynext, load_weights, read_weights
+from polynext.errors import PolyNeXtError, suggest
+from polynext.models import PUBLISHED, create_model, is_polynext, list_models, load_weights, read_weights
 from polynext.models.checkpoints import identify, model_for, read_checkpoint, read_metadata, stored_classes
 from polynext.models.published import WEIGHTS, embedded_weights, is_published
 from polynext.preprocessing import Preprocessing
@@ -132,7 +132,8 @@ def from_file(path: Path) -> Run:
 
 def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = False) -> Run:
     if not timm.is_model(bare(name)):
-        raise PolyNeXtError(f"{name!r} is neither a model nor the folder or file of a run: see `polynext models`.")
+        hint = suggest(bare(name), list_models(), "see `polynext models`.")
+        raise PolyNeXtError(f"{name!r} is neither a model nor the folder or file of a run: {hint}")
     if pretrained and (embedded := embedded_weights(name)):  # its file tells the whole run
         return replace(from_name(name, embedded), checkpoint=None, tag=embedded.stem.split(".")[1])
     if checkpoint is None:

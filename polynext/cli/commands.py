@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polynext.errors import suggest
 from polynext.extras import require
 
 WIDTH = 10
@@ -49,8 +50,8 @@ class Commands:
             return 0
         chosen, *rest = arguments
         if chosen not in self.commands:
-            known = ", ".join(self.commands)
-            print(f"{self.name}: there is no command {chosen!r}: choose one of {known}.", file=sys.stderr)
+            hint = suggest(chosen, self.commands, f"choose one of {', '.join(self.commands)}.")
+            print(f"{self.name}: there is no command {chosen!r}: {hint}", file=sys.stderr)
             return 2
         return self.commands[chosen].run(f"{self.name} {chosen}", rest)
 

@@ -18,7 +18,7 @@ from polynext.data.examples import (
     balanced_indices,
 )
 from polynext.data.shards import ShardExamples, find_shards
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, suggest
 from polynext.extras import require
 
 Split = Literal["train", "test"]
@@ -55,7 +55,8 @@ def find_data_set(name: str) -> DataSet:
     if name.startswith("timm:"):
         return TIMM
     if name not in DATA_SETS:
-        raise PolyNeXtError(f"there is no data set {name!r}: choose one of {', '.join(DATA_SETS)} or timm:NAME.")
+        hint = suggest(name, DATA_SETS, f"choose one of {', '.join(DATA_SETS)} or timm:NAME.")
+        raise PolyNeXtError(f"there is no data set {name!r}: {hint}")
     return DATA_SETS[name]
 
 

@@ -69,14 +69,28 @@ def training_transform(preprocessing: Preprocessing, augment: AugmentConfig) -> 
         raise PolyNeXtError(
             f"timm has no policy {augment.rand_augment!r}: give `augment.rand_augment` one as rand-m9-mstd0.5-inc1."
         ) from error
-    for operation in (op for part in transform.transforms for op in getattr(part, "ops", ())):
-        if operation.aug_fn is auto_augment.posterize:
-            operation.aug_fn = posterize
-    return Compose([preprocessing.coloured if resized else Shift(preprocessing, augment), transform])
+    parts = [
+        auto_augment.RandAugment([Operation(op) for op in part.ops], part.num_layers, part.choice_weights)
+        if isinstance(part, auto_augment.RandAugment)
+        else part
+        for part in transform.transforms
+    ]
+    return Compose([preprocessing.coloured if resized else Shift(preprocessing, augment), *parts])
+
+
+class Operation(auto_augment.AugmentOp):
+    """timm's operation, but for posterizing to no bits at all, which RandAugment may ask for: black, as in older
+    Pillows, where newer ones refuse."""
+
+    aug_fn: Any
+
+    def __init__(self, operation: auto_augment.AugmentOp):
+        super().__init__(operation.name, operation.prob, operation.magnitude, operation.hparams)
+        if self.aug_fn is auto_augment.posterize:
+            self.aug_fn = posterize
 
 
 def posterize(image: Image.Image, bits_to_keep: int, **options: Any) -> Image.Image:
-    """timm's, but black where RandAugment asks for no bits at all: older Pillows made it so, and newer ones refuse."""
     if bits_to_keep < 1:
         return Image.new(image.mode, image.size)
     return auto_augment.posterize(image, bits_to_keep, **options)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import convnext, generate_default_cfgs, metaformer, vision_transformer
+from timm.models import checkpoint_seq, convnext, generate_default_cfgs, metaformer, vision_transformer
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
@@ -271,19 +271,50 @@ def fill(model: nn.Module, groups: list[Group], sizes: list[float]) -> None:
 
 def keep_maps(model: nn.Module, replaced: set[tuple[nn.Module, str]]) -> None:
     """A MetaFormer stage whose attention takes maps need not flatten them: its norms and MLP see them as tokens."""
-    for stage in model.modules():
-        if not isinstance(stage, metaformer.MetaFormerStage) or stage.use_nchw:
-            continue
-        if any(isinstance(block.token_mixer, metaformer.Attention) for block in stage.blocks):
-            continue
-        stage.use_nchw = True
-        for block in stage.blocks:
-            block.norm1, block.norm2 = Positions(block.norm1), Positions(block.norm2)
-            if (block, "mlp") not in replaced:
-                block.mlp = Positions(block.mlp)
-            for part in block.modules():
-                if isinstance(part, metaformer.Scale):
-                    part.shape = (part.scale.numel(), 1, 1)
+    for parent in list(model.modules()):
+        for name, stage in parent.named_children():
+            if not isinstance(stage, metaformer.MetaFormerStage) or stage.use_nchw:
+                continue
+            if any(isinstance(block.token_mixer, metaformer.Attention) for block in stage.blocks):
+                continue
+            for block in stage.blocks:
+                block.norm1, block.norm2 = Positions(block.norm1), Positions(block.norm2)
+                if (block, "mlp") not in replaced:
+                    block.mlp = Positions(block.mlp)
+                for part, child in block.named_children():
+                    if isinstance(child, metaformer.Scale):
+                        setattr(block, part, MapScale(child))
+            setattr(parent, name, MapStage(stage))
+
+
+class MapScale(nn.Module):
+    """A MetaFormer's scale for each channel, of maps (B, C, H, W)."""
+
+    def __init__(self, tokens: metaformer.Scale):
+        super().__init__()
+        self.scale = tokens.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale[:, None, None]
+
+
+class MapStage(nn.Module):
+    """A MetaFormer's stage whose blocks take maps (B, C, H, W)."""
+
+    def __init__(self, stage: metaformer.MetaFormerStage):
+        super().__init__()
+        self.grad_checkpointing = stage.grad_checkpointing
+        self.downsample, self.blocks = stage.downsample, stage.blocks
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.downsample(x)
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            return checkpoint_seq(self.blocks, x)
+        return self.blocks(x)
 
 
 default_cfgs = generate_default_cfgs(

@@ -1,12 +1,11 @@
 """Models by name."""
 
-import difflib
 from typing import Any
 
 import timm
 from torch import nn
 
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, suggest
 from polynext.models.polynext import CONFIGS
 from polynext.models.published import PUBLISHED
 from polynext.models.registry import KINDS
@@ -29,8 +28,7 @@ def check_model(name: str) -> None:
     """Raises unless there is a model of this name, ours or timm's, with weights of its tag if it has one."""
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
-        close = difflib.get_close_matches(architecture, [*list_models(), *timm.list_models()], n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "`polynext models` lists ours."
+        hint = suggest(architecture, [*list_models(), *timm.list_models()], "`polynext models` lists ours.")
         raise PolyNeXtError(f"there is no model named {name!r}: {hint}")
     tagged = timm.models.get_arch_pretrained_cfgs(architecture)
     if tag and name not in tagged:

@@ -6,7 +6,7 @@ require("train")
 
 from collections.abc import Callable
 
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, suggest
 from polynext.recipes import imagenet, lowres, metaformer, small
 from polynext.training import TrainConfig
 
@@ -24,7 +24,8 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 def recipe(name: str) -> TrainConfig:
     """The whole config of a run by its name."""
     if name not in RECIPES:
-        raise PolyNeXtError(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}, or give a YAML file.")
+        hint = suggest(name, RECIPES, f"choose one of {', '.join(RECIPES)}, or give a YAML file.")
+        raise PolyNeXtError(f"there is no recipe {name!r}: {hint}")
     return RECIPES[name]()
 
 
