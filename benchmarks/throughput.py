@@ -4,34 +4,25 @@
 
 As `polynext bench`, with a large float32 matrix product among those that take turns. The share of the limit is
 (images/s x multiply-accumulates per image) / (multiply-accumulates per second of the matrix product). Eager networks of
-ours are also measured as plain PyTorch runs them, without the routines of `polynext.nn.inference`.
+ours are measured accelerated (`polynext.accelerate`) and plain.
 """
 
 import argparse
+import copy
 from collections.abc import Callable
-from functools import partial
 
 import timm
 import torch
 
+from polynext.acceleration import restore
 from polynext.bench.candidates import Candidate, Setting, input_size, prepare
 from polynext.bench.timing import Timing, turn
 from polynext.cli.table import table
 from polynext.memory import keep_freed_memory
 from polynext.models import is_polynext
 from polynext.models.costs import count_macs
-from polynext.nn import inference
 
 MATRIX = 2048
-
-
-def plainly(take: Callable[[], float]) -> float:
-    """A turn without routines of our own."""
-    available, inference.AVAILABLE = inference.AVAILABLE, False
-    try:
-        return take()
-    finally:
-        inference.AVAILABLE = available
 
 
 def main() -> None:
@@ -46,13 +37,14 @@ def main() -> None:
     setting = Setting("cpu", args.batch, threads=args.threads)
     pairs = (Candidate(model, engine) for model in args.models for engine in args.engines)
     candidates = [candidate for candidate in pairs if candidate.obstacle is None]
-    turns = {candidate: turn(*prepare(candidate, setting), "cpu") for candidate in candidates}
+    prepared = {candidate: prepare(candidate, setting) for candidate in candidates}
     multiply = turn(lambda matrix: matrix @ matrix, torch.randn(MATRIX, MATRIX), "cpu")
 
-    rows_of = {(candidate, candidate.engine): take for candidate, take in turns.items()}
-    for candidate, take in turns.items():
+    rows_of: dict[tuple[Candidate, str], Callable[[], float]] = {}
+    for candidate, (network, images) in prepared.items():
+        rows_of[candidate, candidate.engine] = turn(network, images, "cpu")
         if candidate.engine == "eager" and is_polynext(candidate.model):
-            rows_of[candidate, "eager, plain"] = partial(plainly, take)
+            rows_of[candidate, "eager, plain"] = turn(restore(copy.deepcopy(network)), images, "cpu")
     seconds: dict[tuple[Candidate, str], list[float]] = {row: [] for row in rows_of}
     products = []
     for _ in range(args.rounds):
