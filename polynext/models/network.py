@@ -191,8 +191,10 @@ class Stack(nn.Module):
 class Cell(nn.Module):
     """Stacks on the normed combination of the two cell outputs before (Section 3.4, Figure 3).
 
-    x = norm(s0 older + s1 newer)    (Equation 8)
-    y = stacks(x)
+        x = norm(s0 older + s1 newer)    (Equation 8)
+        y = stacks(x)
+
+    Its Sigmoid-Scale holds the scales of all its stacks.
     """
 
     def __init__(
@@ -284,8 +286,7 @@ class PolyNeXt(Backbone):
         num_classes: 0 for no classifier.
         global_pool: "avg", "max", or "" for a map of logits.
         img_size: what the fully polynomial norms are built for; the LayerNorm models take any size.
-        output_stride: at most this much smaller than the image are the features: later stages keep their resolution and
-            dilate their kernels instead.
+        output_stride: the largest reduction; stages that would go beyond it keep their resolution and are dilated.
         drop_rate: dropout before the classifier.
         drop_path_rate: stochastic depth of the last cell, rising linearly from 0 at the first.
         blocks: how the parts of a cell are built.
