@@ -19,7 +19,7 @@ ROOMS = {
     "circuit": {"models", "nn"},
     "data": set(),
     "training": {"nn", "models", "acceleration", "data"},
-    "evaluation": {"models", "data", "runs"},
+    "evaluation": {"models", "acceleration", "data", "runs"},
     "encrypted": {"circuit", "runs"},
     "service": {"encrypted"},
     "bench": {"models", "acceleration", "export"},

@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 import polynext
+from polynext.acceleration import accelerate
 from polynext.data import DataConfig
 from polynext.distributed import Processes, alone
 from polynext.errors import PolyNeXtError, require_at_least
@@ -55,6 +56,7 @@ def evaluate(
     same_images = name.removesuffix("-c").removesuffix("-real") == own.name and name != "imagenet-c"
     place = replace(own, root=root or (own.root if same_images else None))
     about = describe(run, name, place.root)
+    accelerate(run.model)
     if name.endswith("-c"):
         return about | evaluate_corrupted(run, about, place, group, batch_size, workers, partial)
     return about | evaluate_clean(run, name, place, group, batch_size, workers)
