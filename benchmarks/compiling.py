@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 import polynext
-from polynext.bench.timing import Timing
 from polynext.cli.table import table
+from polynext.experiments.speed.timing import Timing
 from polynext.memory import keep_freed_memory
 
 FORMS = ("eager", "stacks", "whole")

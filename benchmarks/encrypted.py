@@ -22,7 +22,7 @@ import numpy as np
 from polynext.cli.table import table
 from polynext.encrypted import Client, Offer, Server, make_plan, save_server
 from polynext.encrypted.client import EVALUATION
-from polynext.encrypted.planner import MEBIBYTE
+from polynext.encrypted.compiler.planner import MEBIBYTE
 from polynext.memory import peak_memory
 
 # The server's process reads this file too, and its memory is measured: torch is imported where it is needed.

@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 from polynext.encrypted.client import EVALUATION, Client, OutOfRangeError
-from polynext.encrypted.planner import MEBIBYTE
+from polynext.encrypted.compiler.planner import MEBIBYTE
 from polynext.encrypted.server import Server, load_offer
 from polynext.memory import peak_memory
 
@@ -59,7 +59,7 @@ def main() -> None:
     import torch
 
     from polynext.cli.encrypted import limits, trained
-    from polynext.encrypted.prepare import prepare
+    from polynext.encrypted.compiler.prepare import prepare
 
     folder, run = options.out, trained(options.network)
     if not (folder / "client").is_dir():

@@ -25,7 +25,7 @@ import numpy as np
 from polynext.cli.table import table
 from polynext.encrypted import Client, Limits, Offer, Plan, Server, make_plan, save_server
 from polynext.encrypted.client import EVALUATION
-from polynext.encrypted.planner import MEBIBYTE
+from polynext.encrypted.compiler.planner import MEBIBYTE
 from polynext.memory import peak_memory
 from polynext.preprocessing import Preprocessing
 

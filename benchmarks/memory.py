@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from polynext.acceleration import compile, save_memory
-from polynext.bench.timing import Timing
 from polynext.cli.table import table
+from polynext.experiments.speed.timing import Timing
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
 from polynext.segmentation.upernet import UPerNet
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from polynext.cli.table import table
-from polynext.encrypted.embedded import CIFAR10, DIGITS, embedded_server
+from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, embedded_server
 from polynext.encrypted.remote import connect
 from polynext.preprocessing import open_picture
 from tests.service import browser

@@ -113,7 +113,7 @@ lower: see the figures.
 - Not made for, and not tested in, decisions about people, medicine or safety.
 - The weights are the authors'; their training was not repeated here. They load strictly, and for five of the
 published files
-  a test compares the logits with those of the authors' code, to 1e-4 (`pytest tests/test_published.py`)."""
+  a test compares the logits with those of the authors' code, to 1e-4 (`pytest tests/models/test_published.py`)."""
 SOURCE = """Per cent of right first answers$mce. Source: the paper's $tables, as printed;
 `polynext evaluate NAME --pretrained --data SET --root FOLDER` measures them again."""
 MCE = ", but of ImageNet-C the mean corruption error, of which less is better"

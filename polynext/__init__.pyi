@@ -1,16 +1,13 @@
-from . import ablation as ablation
 from . import acceleration as acceleration
-from . import bench as bench
 from . import circuit as circuit
 from . import data as data
-from . import design as design
 from . import encrypted as encrypted
 from . import evaluation as evaluation
+from . import experiments as experiments
 from . import export as export
 from . import models as models
 from . import nn as nn
 from . import recipes as recipes
-from . import reproduction as reproduction
 from . import segmentation as segmentation
 from . import service as service
 from . import training as training

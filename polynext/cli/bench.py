@@ -14,12 +14,12 @@ from tqdm import tqdm
 
 import polynext
 from polynext import paper
-from polynext.bench import parts
-from polynext.bench.candidates import Candidate, Setting
-from polynext.bench.figures import draw, leaders, require_picture
-from polynext.bench.timing import Measurement, Timing, measure
 from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError, require_at_least
+from polynext.experiments.speed import resuming
+from polynext.experiments.speed.candidates import Candidate, Setting
+from polynext.experiments.speed.figures import draw, leaders, require_picture
+from polynext.experiments.speed.timing import Measurement, Timing, measure
 from polynext.files import require_place
 
 DEFAULT_MODELS = ("cpolynext_tiny", "apolynext_tiny", "monet_tiny", "convformer_s18", "caformer_s18")
@@ -96,12 +96,12 @@ def main(
             engine = "eager" if "eager" in engines else engines[0]
             reference = Candidate(str(paper.timm_name(PAPER_REFERENCE)), engine)
             groups = [[c for c in candidates if c.model == name] for name in names]
-            found = parts.read(out, about) if out else []
-            for part in parts.measure_in_parts(reference, groups, setting, rounds, memory, progress, found):
+            found = resuming.read(out, about) if out else []
+            for part in resuming.measure_in_parts(reference, groups, setting, rounds, memory, progress, found):
                 found.append(part)
                 if out:
-                    parts.write(out, about, found)
-            measured = parts.joined(found)
+                    resuming.write(out, about, found)
+            measured = resuming.joined(found)
         else:
             bar.total = steps + rounds
             measured = measure(candidates, setting, rounds, candidates if memory else (), progress)

@@ -16,9 +16,9 @@ from PIL.Image import Image
 
 from polynext.cli.commands import Command, Commands
 from polynext.cli.table import table
-from polynext.encrypted.backends import get_backend
-from polynext.encrypted.offer import Offer
-from polynext.encrypted.planner import MEBIBYTE, Limits, Plan, mebibytes
+from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.compiler.planner import MEBIBYTE, Limits, Plan, mebibytes
+from polynext.encrypted.runtime.backends import get_backend
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.memory import peak_memory
 from polynext.preprocessing import Preprocessing, open_picture
@@ -48,7 +48,7 @@ def plan(
         error: how far logits may be off, in units of the largest: 0.001, and 0.01 for cifar10.
         json: print JSON for programs.
     """
-    from polynext.encrypted.prepare import plan_run
+    from polynext.encrypted.compiler.prepare import plan_run
 
     made = plan_run(trained(network), images, limits(network, memory, key_memory, error))
     if json:
@@ -86,7 +86,7 @@ def prepare(
         error: how far logits may be off, in units of the largest: 0.001, and 0.01 for cifar10.
         samples: so many test pictures go along, for everybody who opens the service's page to try.
     """
-    from polynext.encrypted.prepare import prepare as prepare_server
+    from polynext.encrypted.compiler.prepare import prepare as prepare_server
 
     print_bill(prepare_server(trained(network), out, images, limits(network, memory, key_memory, error), samples))
     print(f"\n{out / 'offer.json'} is for clients.")
@@ -248,7 +248,7 @@ def serve(
 
 def prepared_folder(name: str) -> Path:
     """A server's folder, or the one of a network of the package."""
-    from polynext.encrypted.embedded import embedded_server, find_embedded
+    from polynext.encrypted.compiler.shipped import embedded_server, find_embedded
 
     embedded = find_embedded(name)
     if embedded is None:
@@ -310,8 +310,8 @@ def demo(
         error: how far logits may be off, in units of the largest: 0.001, and 0.01 for cifar10.
     """
     from polynext.cli.encrypted_demo import demonstrate, make_folders
-    from polynext.encrypted.embedded import embedded_server, find_embedded
-    from polynext.encrypted.prepare import prepare
+    from polynext.encrypted.compiler.prepare import prepare
+    from polynext.encrypted.compiler.shipped import embedded_server, find_embedded
 
     require_at_least(1, images=images, packed=packed)
     make_folders(out)
@@ -325,7 +325,7 @@ def demo(
 
 def trained(network: str) -> "Run":
     """A network of the package by its short name, or any other that is on the disk."""
-    from polynext.encrypted.embedded import find_embedded
+    from polynext.encrypted.compiler.shipped import find_embedded
     from polynext.runs import load_run
 
     embedded = find_embedded(network)
@@ -334,7 +334,7 @@ def trained(network: str) -> "Run":
 
 def limits(network: str, memory: int | None, key_memory: int | None, error: float | None) -> Limits:
     """A network's own, or everybody's, but for those that were given."""
-    from polynext.encrypted.embedded import find_embedded
+    from polynext.encrypted.compiler.shipped import find_embedded
 
     embedded = find_embedded(network)
     own = Limits() if embedded is None else embedded.limits

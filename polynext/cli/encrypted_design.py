@@ -6,9 +6,18 @@ from pathlib import Path
 
 from polynext.cli.sweeps import train_all
 from polynext.cli.table import table
-from polynext.design.report import HEADER, LEFT, collect, draw, markdown, sentences, table_rows, to_json
-from polynext.design.sweep import DESIGNS, DesignSweep, design_trials, forget_plans
 from polynext.errors import require_at_least
+from polynext.experiments.architectures.report import (
+    HEADER,
+    LEFT,
+    collect,
+    draw,
+    markdown,
+    sentences,
+    table_rows,
+    to_json,
+)
+from polynext.experiments.architectures.sweep import DESIGNS, DesignSweep, design_trials, forget_plans
 
 
 def main(

@@ -12,9 +12,9 @@ import timm
 import tyro
 from tqdm import tqdm
 
-from polynext.bench.figures import draw
 from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError
+from polynext.experiments.speed.figures import draw
 from polynext.models import list_models
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.registry import KINDS, Kind

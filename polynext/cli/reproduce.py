@@ -10,11 +10,11 @@ import tyro
 
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError, require_at_least
+from polynext.experiments.reproduction import TABLES, Results, Setup, reproduce
+from polynext.experiments.reproduction.places import require_data
+from polynext.experiments.reproduction.report import markdown
 from polynext.files import require_place
 from polynext.models import check_model
-from polynext.reproduction import TABLES, Results, Setup, reproduce
-from polynext.reproduction.places import require_data
-from polynext.reproduction.report import markdown
 from polynext.training.stopping import termination_as_interrupt
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from polynext.training import Sweep, Trial, run_sweep
+from polynext.experiments import Sweep, Trial, run_sweep
 
 
 def train_all(command: str, sweep: Sweep, trials: Sequence[Trial], folder: Path, processes: int) -> None:

@@ -11,11 +11,11 @@ from polynext.extras import require
 
 require("encrypted", "scipy")
 
-from polynext.encrypted.backends import get_backend
 from polynext.encrypted.client import Client, OutOfRangeError
-from polynext.encrypted.offer import Offer
-from polynext.encrypted.planner import Limits, Plan, make_plan
-from polynext.encrypted.prepare import plan_run, prepare
+from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.compiler.planner import Limits, Plan, make_plan
+from polynext.encrypted.compiler.prepare import plan_run, prepare
+from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.server import Server, save_server
 
 if TYPE_CHECKING:

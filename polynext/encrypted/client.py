@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from polynext.circuit.maps import Array
-from polynext.encrypted.backends import get_backend
-from polynext.encrypted.backends.protocol import Ciphertext, SecretKey
+from polynext.encrypted.client_spec import Offer
 from polynext.encrypted.files import check_fits, header_for, key_names, numbered, read_header, unpacked, write_parts
-from polynext.encrypted.offer import Offer
+from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.backends.protocol import Ciphertext, SecretKey
 from polynext.errors import PolyNeXtError
 
 SECRET, OFFER, EVALUATION = "secret.key", "offer.json", "evaluation.keys"

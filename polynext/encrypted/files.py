@@ -13,9 +13,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from polynext.encrypted.backends import get_backend
-from polynext.encrypted.backends.protocol import Savable
-from polynext.encrypted.offer import Offer
+from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.backends.protocol import Savable
 from polynext.errors import PolyNeXtError
 
 FORMAT = "polynext-encrypted"

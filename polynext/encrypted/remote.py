@@ -28,10 +28,10 @@ import platformdirs
 from PIL import Image
 
 from polynext.circuit.maps import Array
-from polynext.encrypted.backends.protocol import Ciphertext, Part
 from polynext.encrypted.client import EVALUATION, SECRET, Client
+from polynext.encrypted.client_spec import Offer
 from polynext.encrypted.files import unpacked
-from polynext.encrypted.offer import Offer
+from polynext.encrypted.runtime.backends.protocol import Ciphertext, Part
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import open_picture
 

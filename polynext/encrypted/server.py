@@ -5,9 +5,8 @@ import time
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
-from polynext.encrypted.backends import get_backend
-from polynext.encrypted.backends.protocol import Ciphertext, EvaluationKeys, Ring
-from polynext.encrypted.execution import encode_program, execute
+from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.compiler.planner import Plan
 from polynext.encrypted.files import (
     check_fits,
     folder_beside,
@@ -18,11 +17,12 @@ from polynext.encrypted.files import (
     unpacked,
     write_parts,
 )
-from polynext.encrypted.offer import Offer
-from polynext.encrypted.planner import Plan
-from polynext.encrypted.program import Program
-from polynext.encrypted.program_file import load_program, save_program
-from polynext.encrypted.sharing import Shared
+from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.backends.protocol import Ciphertext, EvaluationKeys, Ring
+from polynext.encrypted.runtime.execution import encode_program, execute
+from polynext.encrypted.runtime.program import Program
+from polynext.encrypted.runtime.program_file import load_program, save_program
+from polynext.encrypted.runtime.sharing import Shared
 from polynext.errors import PolyNeXtError
 from polynext.memory import peak_memory
 

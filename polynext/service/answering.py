@@ -15,9 +15,9 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-from polynext.encrypted.backends import get_backend
-from polynext.encrypted.backends.protocol import Ciphertext, EvaluationKeys, Evaluator, Part
-from polynext.encrypted.execution import encode_program, execute
+from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.backends.protocol import Ciphertext, EvaluationKeys, Evaluator, Part
+from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.server import load_offer, load_server
 from polynext.errors import PolyNeXtError
 

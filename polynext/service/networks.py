@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from polynext.encrypted.backends import get_backend
-from polynext.encrypted.backends.protocol import Part, Ring
-from polynext.encrypted.offer import Offer
+from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.backends.protocol import Part, Ring
 from polynext.encrypted.server import SAMPLES, load_offer
 from polynext.errors import PolyNeXtError
 
@@ -89,7 +89,7 @@ class Network:
     def seal(self) -> dict[str, Any] | None:
         if self.offer.backend != "seal":
             return None
-        from polynext.encrypted.backends.seal import galois_element, in_seal_order
+        from polynext.encrypted.runtime.backends.seal import galois_element, in_seal_order
 
         parameters = self.offer.parameters
         return {

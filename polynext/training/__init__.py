@@ -1,7 +1,7 @@
 """Training.
 
 `config.py` says what a run is, `loop.py` runs it, `classification.py` is what it learns, `folder.py` what it leaves.
-`sweep.py` trains many short ones.
+
 """
 
 from polynext.extras import require
@@ -21,7 +21,6 @@ from polynext.training.config import (
 from polynext.training.loop import DivergedError, Task, TrainingLoop, run
 from polynext.training.rehearsal import Rehearsal, rehearse
 from polynext.training.stopping import Interrupted
-from polynext.training.sweep import Sweep, Trial, run_sweep
 
 __all__ = [
     "Classification",
@@ -32,16 +31,13 @@ __all__ = [
     "OptimizerConfig",
     "Rehearsal",
     "ScheduleConfig",
-    "Sweep",
     "Task",
     "TrainConfig",
     "TrainingLoop",
-    "Trial",
     "build_model",
     "from_yaml",
     "rehearse",
     "run",
-    "run_sweep",
     "to_yaml",
     "train",
 ]

@@ -10,15 +10,15 @@ import torch
 
 from polynext.circuit import Circuit, lower
 from polynext.encrypted import Client, Offer, Plan, make_plan, save_server
-from polynext.encrypted.backends import get_backend
-from polynext.encrypted.backends.clear import ClearEvaluator
-from polynext.encrypted.backends.protocol import Evaluator, SecretKey
-from polynext.encrypted.execution import encode_program, execute
-from polynext.encrypted.parameters import Parameters
-from polynext.encrypted.planner import Bill
-from polynext.encrypted.program import Program
+from polynext.encrypted.compiler.planner import Bill
+from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.backends.clear import ClearEvaluator
+from polynext.encrypted.runtime.backends.protocol import Evaluator, SecretKey
+from polynext.encrypted.runtime.execution import encode_program, execute
+from polynext.encrypted.runtime.parameters import Parameters
+from polynext.encrypted.runtime.program import Program
 from polynext.preprocessing import Preprocessing
-from tests.test_circuit import small_network
+from tests.circuit.test_circuit import small_network
 
 SAME_EVERYWHERE = get_backend("clear").costs
 

@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 from polynext.circuit.graph import Linear
 from polynext.cli import main
 from polynext.encrypted import Client, Offer, Plan, Server, get_backend
-from polynext.encrypted.backends.protocol import EvaluationKeys, Savable
 from polynext.encrypted.client import EVALUATION, SECRET, OutOfRangeError
-from polynext.encrypted.execution import encode_program, execute
 from polynext.encrypted.files import (
     HEADER,
     LONGEST_HEADER,
@@ -32,7 +30,9 @@ from polynext.encrypted.files import (
     unpacked,
     write_parts,
 )
-from polynext.encrypted.program_file import save_program
+from polynext.encrypted.runtime.backends.protocol import EvaluationKeys, Savable
+from polynext.encrypted.runtime.execution import encode_program, execute
+from polynext.encrypted.runtime.program_file import save_program
 from polynext.errors import PolyNeXtError
 from tests.encrypted.conftest import logits, promised
 
@@ -288,7 +288,7 @@ def unexpected_ciphertexts(client: Client, fresh: Any) -> list[Savable]:
     scaled = evaluator.accumulate(None, fresh, evaluator.encode(np.ones(ring.parameters.slots), 0, 2.0))
     found = [evaluator.drop(fresh, 1), scaled, Letters(b"[1, 2]"), Letters(b"")]
     if client.offer.backend == "seal":
-        from polynext.encrypted.backends.seal import seal
+        from polynext.encrypted.runtime.backends.seal import seal
 
         triple, empty = (seal.Ciphertext(evaluator.ring.context) for _ in range(2))
         evaluator.evaluator.square(fresh.body, triple)
@@ -410,7 +410,7 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_networks_of_the_package_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from polynext.encrypted.embedded import CIFAR10, DIGITS, find_embedded
+    from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, find_embedded
 
     assert find_embedded("digits") is DIGITS and find_embedded("cifar10") is CIFAR10
     assert find_embedded("imagenet") is None
@@ -432,8 +432,8 @@ def test_the_demo_shows_encrypted_digits(
 @pytest.mark.slow
 def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
     """What the README promises: a trained network answers encrypted digits as it answers them in the clear."""
-    from polynext.encrypted.embedded import DIGITS
-    from polynext.encrypted.prepare import prepare
+    from polynext.encrypted.compiler.prepare import prepare
+    from polynext.encrypted.compiler.shipped import DIGITS
 
     trained = DIGITS.load()
     everything, labels, _ = trained.images("test", 10_000)
@@ -452,7 +452,7 @@ def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_hundred_encrypted_photographs(tmp_path: Path) -> None:
     """What the README promises of CIFAR-10; an hour on one core."""
-    from polynext.encrypted.embedded import CIFAR10, embedded_server
+    from polynext.encrypted.compiler.shipped import CIFAR10, embedded_server
 
     trained, prepared = CIFAR10.load(), embedded_server(CIFAR10)
     images, labels, _ = trained.images("test", 200)

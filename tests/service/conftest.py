@@ -20,12 +20,12 @@ import uvicorn
 
 from polynext.circuit import lower
 from polynext.encrypted import Offer, Plan, connect, make_plan, save_server
-from polynext.encrypted.backends.protocol import Savable
 from polynext.encrypted.remote import RemoteClient
+from polynext.encrypted.runtime.backends.protocol import Savable
 from polynext.preprocessing import Preprocessing
 from polynext.service import LocalWorkers, Service, Settings, Store, Tokens, create_app, load_networks
+from tests.circuit.test_circuit import small_network
 from tests.encrypted.conftest import SAME_EVERYWHERE
-from tests.test_circuit import small_network
 
 # Seconds for what takes a moment: the machine may be busy with other tests.
 PATIENCE = 300.0

@@ -13,8 +13,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from polynext.encrypted import Client, Offer
-from polynext.encrypted.backends.protocol import Part
 from polynext.encrypted.files import unpacked
+from polynext.encrypted.runtime.backends.protocol import Part
 from polynext.service import Settings
 from polynext.service.answering import Assignment
 from polynext.service.cluster import RayWorkers

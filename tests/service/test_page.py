@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polynext.encrypted.embedded import DIGITS, embedded_server
-from polynext.encrypted.offer import Offer
-from polynext.encrypted.prepare import save_samples
+from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.compiler.prepare import save_samples
+from polynext.encrypted.compiler.shipped import DIGITS, embedded_server
 from polynext.encrypted.server import SAMPLES, load_offer
 from polynext.preprocessing import open_picture
 from polynext.service import app

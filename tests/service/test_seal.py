@@ -12,12 +12,12 @@ import pytest
 import zstandard
 
 from polynext.encrypted import connect, get_backend
-from polynext.encrypted.backends import seal_files
-from polynext.encrypted.backends.protocol import Part, Ring
-from polynext.encrypted.backends.seal import own_version
 from polynext.encrypted.client import SECRET
 from polynext.encrypted.files import unpacked
-from polynext.encrypted.parameters import Parameters
+from polynext.encrypted.runtime.backends import seal_files
+from polynext.encrypted.runtime.backends.protocol import Part, Ring
+from polynext.encrypted.runtime.backends.seal import own_version
+from polynext.encrypted.runtime.parameters import Parameters
 from polynext.errors import PolyNeXtError
 from tests.encrypted.conftest import logits, promised
 from tests.service.conftest import PATIENCE, Start, saved
@@ -78,7 +78,7 @@ def load(ring: Ring, part: Part, path: Path) -> Any:
     if part.kind == "ciphertext":
         return ring.load_ciphertext(path, 0, ring.parameters.input_scale)
     loader: Any = ring
-    from polynext.encrypted.backends.seal import seal
+    from polynext.encrypted.runtime.backends.seal import seal
 
     return loader.load(seal.GaloisKeys() if part.kind == "rotation" else seal.RelinKeys(), "a key", path)
 
@@ -181,7 +181,7 @@ class Recorder:
 def test_the_embedded_network_answers_encrypted_digits(start: Start, tmp_path: Path) -> None:
     """What `polynext encrypted serve` offers without arguments."""
     from polynext.data import DataConfig, load_examples
-    from polynext.encrypted.embedded import DIGITS, embedded_server
+    from polynext.encrypted.compiler.shipped import DIGITS, embedded_server
 
     running = start(embedded_server())
     trained, digits = DIGITS.load(), load_examples(DataConfig(), "test")

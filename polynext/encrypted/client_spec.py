@@ -1,0 +1,140 @@
+"""What a server tells the world of a network: all a client needs to make keys, encrypt and decrypt, and no weights."""
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polynext.circuit.maps import Array
+from polynext.encrypted.compiler.packing import Layout
+from polynext.encrypted.compiler.planner import Bill, Plan
+from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.parameters import Parameters
+from polynext.encrypted.runtime.program import Program, same_slots
+from polynext.errors import PolyNeXtError
+from polynext.preprocessing import Preprocessing
+
+FORMAT, VERSION = "polynext-encrypted-offer", 5
+
+# A logit so many times as large as the largest of the examples is taken for one that wrapped around. There is room for
+# 16 times the largest, so that of images that wrap around one in 4^classes is not found.
+UNHEARD_OF = 4.0
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """The backend and its parameters, rotation steps, where pixels and classes sit in the slots, how pictures are
+    prepared, the bill. `library` is the server's, with its version."""
+
+    backend: str
+    library: str
+    parameters: Parameters
+    rotations: tuple[int, ...]
+    image_shape: tuple[int, ...]
+    image_layout: Layout
+    result_layout: Layout
+    preprocessing: Preprocessing
+    classes: tuple[str, ...]
+    bill: Bill
+
+    @classmethod
+    def of(cls, plan: Plan, preprocessing: Preprocessing, classes: tuple[str, ...]) -> "Offer":
+        program = plan.program
+        return cls(
+            plan.backend,
+            get_backend(plan.backend).library,
+            plan.parameters,
+            program.rotations,
+            plan.circuit.input.image_shape,
+            program.layouts[0],
+            program.layouts[-1],
+            preprocessing,
+            tuple(classes),
+            plan.bill,
+        )
+
+    def describes(self, program: Program) -> bool:
+        """Whether clients of this offer and a server with this program mean the same."""
+        promised = (self.parameters.slots, self.parameters.depth, self.rotations)
+        return (
+            promised == (program.slots, program.depth, program.rotations)
+            and same_slots(self.image_layout, program.layouts[0])
+            and np.array_equal(self.image_layout.order, program.layouts[0].order)  # type: ignore[arg-type]
+            and same_slots(self.result_layout, program.layouts[-1])
+        )
+
+    @property
+    def images(self) -> int:
+        """How many go into one ciphertext."""
+        return self.image_layout.images
+
+    @property
+    def largest_logit(self) -> float:
+        """A larger one is no result: its image is unlike the examples, and it may have wrapped around."""
+        return UNHEARD_OF * self.bill.largest_logit
+
+    def ciphertexts(self, images: int) -> int:
+        """How many so many images take."""
+        return -(-images // self.images)
+
+    def pack(self, images: Array) -> Array:
+        """Normalised images (at most `images` of them) into slots; missing ones are black."""
+        flat = np.zeros((self.images, int(np.prod(self.image_shape))))
+        flat[: len(images)] = np.asarray(images).reshape(len(images), -1)
+        return self.image_layout.pack(flat)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of everything that keys and ciphertexts depend on."""
+        table = self.to_json()
+        del table["library"], table["bill"], table["classes"]
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(self, default=as_json))}
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_json()))
+
+    @classmethod
+    def load(cls, path: Path) -> "Offer":
+        if not path.is_file():
+            raise PolyNeXtError(f"there is no offer {path}: a server's `polynext encrypted prepare` writes one.")
+        try:
+            return cls.from_json(json.loads(path.read_text()))
+        except ValueError as error:
+            raise PolyNeXtError(f"{path} is not an offer that this version reads ({error}): get it again.") from error
+
+    @classmethod
+    def from_json(cls, table: Any) -> "Offer":
+        """What `to_json` made; what else the table has is for others."""
+        try:
+            if (table["format"], table["version"]) != (FORMAT, VERSION):
+                raise ValueError(f"version {table['version']}")
+            given = {field.name: table[field.name] for field in fields(cls)}
+            made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+            made["parameters"] = Parameters.from_json(table["parameters"])
+            made["preprocessing"] = Preprocessing.from_json(table["preprocessing"])
+            made["bill"] = Bill(**table["bill"])
+            for name in ("image_layout", "result_layout"):
+                made[name] = Layout.from_json(table[name])
+                order = made[name].order
+                if order is not None and order.max() >= np.prod(made["image_shape"]):
+                    raise ValueError("its layout takes pixels that are not there")
+                if made[name].slots != made["parameters"].slots:
+                    raise ValueError("its layouts are for another ring degree")
+            return cls(**made)
+        except (KeyError, TypeError, RecursionError, AttributeError) as error:
+            raise ValueError(str(error)) from error
+
+
+def as_json(value: Any) -> Any:
+    """What JSON has no word for: a type of ours as a table of its fields, an array as a list."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return {field.name: getattr(value, field.name) for field in fields(value)}

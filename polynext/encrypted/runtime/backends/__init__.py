@@ -1,0 +1,25 @@
+"""Encryption libraries behind one protocol (`protocol.py`): each is a file here and a line below."""
+
+import importlib
+from functools import cache
+
+from polynext.encrypted.runtime.backends.protocol import Backend
+from polynext.errors import PolyNeXtError
+
+MODULES = {"seal": "polynext.encrypted.runtime.backends.seal", "clear": "polynext.encrypted.runtime.backends.clear"}
+
+
+@cache
+def get_backend(name: str) -> Backend:
+    """A backend by name: `seal` encrypts; `clear` computes the same without any encryption, for tests.
+
+    Only here is its library imported.
+    """
+    if name not in MODULES:
+        raise PolyNeXtError(f"there is no backend {name!r}: choose one of {', '.join(MODULES)}.")
+    try:
+        return importlib.import_module(MODULES[name]).BACKEND
+    except ImportError as error:
+        raise PolyNeXtError(
+            f"the {name} backend of encrypted inference is not installed ({error}): pip install 'polynext[encrypted]'."
+        ) from error

@@ -1,0 +1,282 @@
+"""CKKS by Microsoft SEAL, through the `tenseal` wheel's `sealapi`. Nothing else imports it."""
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tenseal.sealapi as seal
+
+from polynext.circuit.maps import Array
+from polynext.encrypted.runtime.backends import seal_files
+from polynext.encrypted.runtime.backends.calibration import machine_costs
+from polynext.encrypted.runtime.backends.protocol import (
+    CONJUGATION,
+    STANDARD_SECURITY,
+    Backend,
+    Costs,
+    EvaluationKeys,
+    Evaluator,
+    Part,
+    Ring,
+    SecretKey,
+    unexpected_ciphertext,
+    unusable,
+)
+from polynext.encrypted.runtime.parameters import Parameters
+from polynext.errors import PolyNeXtError
+
+
+def seal_version() -> str:
+    """SEAL's own version, which it writes into the header of all it saves, and refuses files of another by."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plaintext"
+        seal.Plaintext("1").save(str(path))
+        _, _, _, major, minor = path.read_bytes()[:5]
+    return f"SEAL {major}.{minor}"
+
+
+class SealBackend(Backend):
+    """128 bits of security, which SEAL enforces itself."""
+
+    name = "seal"
+    library = f"tenseal {version('tenseal')}"
+    file_format = seal_version()
+    encrypts = True
+    security = STANDARD_SECURITY
+
+    def ring(self, parameters: Parameters) -> "SealRing":
+        return SealRing(parameters)
+
+    def costs(self, ring_degree: int) -> Costs:
+        return machine_costs(self, ring_degree)
+
+
+@dataclass(eq=False)
+class SealCiphertext:
+    body: Any
+    level: int
+    scale: float
+
+    def save(self, path: str) -> None:
+        self.body.save(path)
+
+
+class SealRing(Ring):
+    """A SEAL context for some parameters, with 128-bit security enforced."""
+
+    def __init__(self, parameters: Parameters):
+        bits = parameters.prime_bits
+        chosen = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+        chosen.set_poly_modulus_degree(parameters.ring_degree)
+        chosen.set_coeff_modulus(seal.CoeffModulus.Create(parameters.ring_degree, in_seal_order(bits)))
+        self.context = seal.SEALContext(chosen, True, seal.SEC_LEVEL_TYPE.TC128)
+        if not self.context.parameters_set():
+            raise PolyNeXtError(
+                f"SEAL refuses ring degree {parameters.ring_degree} with a modulus of {sum(bits)} bits, which are not "
+                "128 bits of security: take a larger ring degree or a shallower network."
+            )
+        self.levels: list[Any] = []
+        primes: list[int] = []
+        data = self.context.first_context_data()
+        for _ in range(parameters.depth + 1):
+            self.levels.append(data.parms_id())
+            primes.append(data.parms().coeff_modulus()[-1].value())
+            data = data.next_context_data()
+        self.parameters = replace(parameters, primes=tuple(primes))
+        self.encoder = seal.CKKSEncoder(self.context)
+
+    def encode(self, values: Array, level: int, scale: float) -> Any:
+        plain = seal.Plaintext()
+        self.encoder.encode(values, self.levels[level], float(scale), plain)
+        return plain
+
+    def load(self, empty: Any, what: str, path: Path) -> Any:
+        """A key or ciphertext from a file; SEAL checks it against the context, whatever its level."""
+        try:
+            empty.load(self.context, str(path))
+        except (RuntimeError, ValueError) as error:
+            raise unusable(path, what, error) from error
+        return empty
+
+    def generate_key(self) -> "SealKey":
+        return SealKey(self, seal.KeyGenerator(self.context).secret_key())
+
+    def load_key(self, path: Path) -> "SealKey":
+        return SealKey(self, self.load(seal.SecretKey(), "a secret key", path))
+
+    def load_evaluation_keys(self, relinearisation: Path, rotations: Mapping[int, Path]) -> EvaluationKeys:
+        loaded = {step: self.load(seal.GaloisKeys(), "a rotation key", path) for step, path in rotations.items()}
+        return EvaluationKeys(self.load(seal.RelinKeys(), "a relinearisation key", relinearisation), loaded)
+
+    def load_ciphertext(self, path: Path, level: int, scale: float) -> SealCiphertext:
+        body = self.load(seal.Ciphertext(), "a ciphertext", path)
+        if (body.parms_id(), body.size(), body.scale) != (self.levels[level], 2, scale) or body.is_transparent():
+            raise unexpected_ciphertext(path)
+        return SealCiphertext(body, level, scale)
+
+    def expected(self, part: Part) -> seal_files.Ciphertext | seal_files.SwitchingKeys:
+        """What a part's file must be."""
+        parameters, degree = self.parameters, self.parameters.ring_degree
+        if part.kind == "ciphertext":
+            return self.expected_ciphertext(0, parameters.input_scale)
+        identity = seal_files.parameters_id(self.context.key_parms_id())
+        digit = seal_files.Ciphertext(identity, degree, len(parameters.prime_bits), 1.0)
+        if part.kind == "relinearisation":
+            return seal_files.SwitchingKeys(digit, parameters.depth + 1)
+        at = (galois_element(part.step, parameters) - 1) // 2
+        return seal_files.SwitchingKeys(digit, parameters.depth + 1, degree, at)
+
+    def expected_ciphertext(self, level: int, scale: float) -> seal_files.Ciphertext:
+        identity = seal_files.parameters_id(self.levels[level])
+        return seal_files.Ciphertext(identity, self.parameters.ring_degree, self.parameters.primes_at(level), scale)
+
+    def most_bytes(self, part: Part) -> int:
+        whole = self.expected(part).most_bytes
+        return whole + whole // 256 + 1024  # what does not compress gets longer by that much at the most
+
+    def receive(self, source: Path, target: Path, part: Part) -> str:
+        try:
+            major, minor = seal_files.rewrite(source, target, self.expected(part), own_version())
+        except seal_files.NotThisError as error:
+            raise unusable(source, f"a {part.kind}{' key' * (part.kind != 'ciphertext')}", error) from error
+        return f"SEAL {major}.{minor}"
+
+    def deliver(self, source: Path, target: Path, dialect: str) -> None:
+        major, _, minor = dialect.removeprefix("SEAL ").partition(".")
+        wanted = self.expected_ciphertext(self.parameters.depth, self.parameters.result_scale)
+        seal_files.rewrite(source, target, wanted, (int(major), int(minor)))
+
+    def evaluator(self, keys: EvaluationKeys) -> "SealEvaluator":
+        return SealEvaluator(self, keys)
+
+
+@dataclass(eq=False)
+class SealKey(SecretKey):
+    ring: SealRing
+    secret: Any
+
+    def save(self, path: str) -> None:
+        self.secret.save(path)
+
+    def evaluation_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
+        generator = seal.KeyGenerator(self.ring.context, self.secret)
+        relinearisation = seal.RelinKeys()
+        generator.create_relin_keys(relinearisation)
+        made = {}
+        for step in rotations:
+            made[step] = seal.GaloisKeys()
+            generator.create_galois_keys([galois_element(step, self.ring.parameters)], made[step])
+        return EvaluationKeys(relinearisation, made)
+
+    def sendable_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
+        """Half of each is random: SEAL saves the seed of that half, if it was never asked for the keys themselves."""
+        generator = seal.KeyGenerator(self.ring.context, self.secret)
+        made = {s: generator.create_galois_keys([galois_element(s, self.ring.parameters)]) for s in rotations}
+        return EvaluationKeys(generator.create_relin_keys(), made)
+
+    def encrypt(self, values: Array) -> SealCiphertext:
+        parameters = self.ring.parameters
+        encryptor = seal.Encryptor(self.ring.context, self.secret)
+        body = seal.Ciphertext(self.ring.context)
+        encryptor.encrypt_symmetric(self.ring.encode(values, 0, parameters.input_scale), body)
+        return SealCiphertext(body, 0, parameters.input_scale)
+
+    def decrypt(self, value: SealCiphertext) -> Array:
+        plain = seal.Plaintext()
+        seal.Decryptor(self.ring.context, self.secret).decrypt(value.body, plain)
+        return np.array(self.ring.encoder.decode_double(plain))
+
+
+@cache
+def own_version() -> seal_files.Version:
+    """Of the SEAL inside the wheel, which tells it only in what it writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "parameters"
+        seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS).save(str(path))
+        return seal_files.version_of(path)
+
+
+def in_seal_order(bits: Sequence[int]) -> list[int]:
+    """The lengths of the primes as SEAL wants them: the first one is the last to be dropped."""
+    return [bits[-2], *bits[-3::-1], bits[-1]]
+
+
+def galois_element(steps: int, parameters: Parameters) -> int:
+    """SEAL's name for a rotation, or for conjugation."""
+    if steps == CONJUGATION:
+        return 2 * parameters.ring_degree - 1
+    return pow(3, steps % parameters.slots, 2 * parameters.ring_degree)
+
+
+class SealEvaluator(Evaluator):
+    def __init__(self, ring: SealRing, keys: EvaluationKeys):
+        self.ring, self.keys, self.parameters = ring, keys, ring.parameters
+        self.evaluator = seal.Evaluator(ring.context)
+        self.scratch = seal.Ciphertext(ring.context)
+
+    def encode(self, values: Array | None, level: int, scale: float) -> Any:
+        assert values is not None
+        plain = self.ring.encode(values, level, scale)
+        return None if plain.is_zero() else plain  # SEAL refuses to multiply by zero
+
+    def add(self, left: SealCiphertext, right: SealCiphertext) -> SealCiphertext:
+        body = seal.Ciphertext(self.ring.context)
+        self.evaluator.add(left.body, right.body, body)
+        return SealCiphertext(body, left.level, left.scale)
+
+    def add_plain(self, left: SealCiphertext, right: Any) -> SealCiphertext:
+        body = seal.Ciphertext(self.ring.context)
+        self.evaluator.add_plain(left.body, right, body)
+        return SealCiphertext(body, left.level, left.scale)
+
+    def multiply(self, left: SealCiphertext, right: SealCiphertext) -> SealCiphertext:
+        body = seal.Ciphertext(self.ring.context)
+        if left is right:
+            self.evaluator.square(left.body, body)
+        else:
+            self.evaluator.multiply(left.body, right.body, body)
+        self.evaluator.relinearize_inplace(body, self.keys.relinearisation)
+        return SealCiphertext(body, left.level, left.scale * right.scale)
+
+    def accumulate(self, total: SealCiphertext | None, factor: SealCiphertext, plain: Any) -> SealCiphertext:
+        if total is None:
+            body = seal.Ciphertext(self.ring.context)
+            self.evaluator.multiply_plain(factor.body, plain, body)
+            return SealCiphertext(body, factor.level, body.scale)
+        self.evaluator.multiply_plain(factor.body, plain, self.scratch)
+        self.scratch.scale = total.body.scale  # they differ by rounding, which SEAL takes for a mistake
+        self.evaluator.add_inplace(total.body, self.scratch)
+        return total
+
+    def rotate(self, value: SealCiphertext, steps: int) -> SealCiphertext:
+        return self.switched(value, steps % self.parameters.slots)
+
+    def conjugate(self, value: SealCiphertext) -> SealCiphertext:
+        return self.switched(value, CONJUGATION)
+
+    def switched(self, value: SealCiphertext, steps: int) -> SealCiphertext:
+        body = seal.Ciphertext(self.ring.context)
+        keys = self.keys.rotations[steps]
+        self.evaluator.apply_galois(value.body, galois_element(steps, self.parameters), keys, body)
+        return SealCiphertext(body, value.level, value.scale)
+
+    def rescale(self, value: SealCiphertext, scale: float) -> SealCiphertext:
+        body = seal.Ciphertext(self.ring.context)
+        self.evaluator.rescale_to_next(value.body, body)
+        body.scale = scale
+        return SealCiphertext(body, value.level + 1, scale)
+
+    def drop(self, value: SealCiphertext, level: int) -> SealCiphertext:
+        if level == value.level:
+            return value
+        body = seal.Ciphertext(self.ring.context)
+        self.evaluator.mod_switch_to(value.body, self.ring.levels[level], body)
+        return SealCiphertext(body, level, value.scale)
+
+
+BACKEND = SealBackend()

@@ -1,0 +1,161 @@
+"""A program in a file, just as it was planned: a server that planned again could come to another one.
+
+The file is an .npz: JSON with the whole program, in which {"array": n} stands for the array of that name beside it.
+"""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polynext.circuit.maps import Indices
+from polynext.encrypted.client_spec import as_json
+from polynext.encrypted.compiler.packing import Diagonals, Factor, Form, Layout, within
+from polynext.encrypted.compiler.rotations import used_rotations
+from polynext.encrypted.files import UNREADABLE
+from polynext.encrypted.runtime.levels import Stage
+from polynext.encrypted.runtime.program import Program, Step, Stride, Tree
+from polynext.errors import PolyNeXtError
+
+FORMAT, VERSION = "polynext-encrypted-program", 3
+
+
+def save_program(program: Program, path: Path) -> None:
+    """Writes a whole program: steps, layouts, weights and rotations."""
+    arrays: dict[str, np.ndarray] = {}
+
+    def with_arrays_beside(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return as_json(value)
+        arrays[str(len(arrays))] = value
+        return {"array": str(len(arrays) - 1)}
+
+    text = json.dumps({"format": FORMAT, "version": VERSION, "program": program}, default=with_arrays_beside)
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, header=np.array(text), **arrays)
+
+
+def load_program(path: Path) -> Program:
+    """Reads what `save_program` wrote, and checks that nothing in it points anywhere else."""
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+
+            def array_or_table(table: dict[str, Any]) -> Any:
+                return file[table["array"]] if table.keys() == {"array"} else table
+
+            header = json.loads(str(file["header"]), object_hook=array_or_table)
+        if (header["format"], header["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"it is version {header['version']} of {header['format']}")
+        program = read_program(**header["program"])
+        check(program)
+    except (*UNREADABLE, IndexError, TypeError, zlib.error) as error:
+        raise PolyNeXtError(
+            f"{path} is not a program that this version of polynext reads ({error}): "
+            "run `polynext encrypted prepare` again."
+        ) from error
+    return program
+
+
+def read_program(slots: int, layouts: list[Any], steps: list[Any], rotations: list[int]) -> Program:
+    made = [read_step(**step) for step in steps]
+    return Program(slots, [Layout.from_json(layout) for layout in layouts], made, tuple(rotations))
+
+
+def read_step(
+    stage: dict[str, Any],
+    operands: list[Any],
+    held: bool,
+    pair: int,
+    stride: dict[str, Any],
+    babies: Any,
+    giants: Any,
+    paths: Any,
+) -> Step:
+    sources = tuple(tuple(o) if isinstance(o, list) else o for o in stage["operands"])
+    return Step(
+        Stage(**{**stage, "operands": sources}),
+        [o if isinstance(o, int) else read_form(**o) for o in operands],
+        held,
+        pair,
+        Stride(**stride),
+        {int(source): read_tree(tree) for source, tree in babies.items()},
+        [read_tree(tree) for tree in giants],
+        {int(by): list(path) for by, path in paths.items()},
+    )
+
+
+def read_tree(tree: list[Any]) -> Tree:
+    return [(new, start, by) for new, start, by in tree]
+
+
+def read_form(
+    terms: dict[str, Any],
+    bias: Any,
+    summed_bits: list[int],
+    repeats: bool,
+    imaginary: dict[str, Any],
+    conjugated: bool,
+) -> Form:
+    real_part, imaginary_part = (
+        {int(source): read_diagonals(**fields) for source, fields in part.items()} for part in (terms, imaginary)
+    )
+    return Form(real_part, bias, tuple(summed_bits), repeats, imaginary_part, conjugated)
+
+
+def read_diagonals(outer: dict[str, Any], inner: dict[str, Any], **fields: Any) -> Diagonals:
+    return Diagonals(outer=Factor(**outer), inner=Factor(**inner), **fields)
+
+
+def check(program: Program) -> None:
+    slots = program.slots
+    require(all(layout.slots == slots for layout in program.layouts), "its layouts have other slots")
+    require(len(program.layouts) == len(program.steps) + 1 > 1, "values and layouts are not as many")
+    for number, step in enumerate(program.steps):
+        for operand in step.operands:
+            sources = operand.sources if isinstance(operand, Form) else (operand,)
+            require(all(0 <= source <= number for source in sources), "a step takes what is not made yet")
+        joins = step.stage.joins
+        require(joins is None or 0 < joins <= number, "a step joins what is not made yet")
+        for form in step.forms:
+            require(form.bias is None or form.bias.shape == (slots,), "a bias is not as long as the slots")
+            require(all(stays_within(d, slots) for _, d in form.diagonals), "diagonals reach beyond the slots")
+    missing = used_rotations(program) - set(program.rotations)
+    require(not missing, f"there are no keys to rotate by {sorted(missing)}")
+
+
+def stays_within(diagonals: Diagonals, slots: int) -> bool:
+    blocks, factors = diagonals.blocks, (diagonals.outer, diagonals.inner)
+    return (
+        diagonals.slots == slots
+        and 0 < diagonals.period <= slots
+        and 0 < diagonals.wrap <= slots
+        and within(diagonals.offsets, diagonals.period)
+        and counts_up(diagonals.starts, len(diagonals.offsets), len(blocks))
+        and blocks.ndim == 2
+        and blocks.shape[1] == 3
+        and all(is_sound(factor, slots) for factor in factors)
+        and diagonals.outer.values.shape[0] == diagonals.inner.values.shape[0]
+        and all(within(blocks[:, i], len(factor.starts) - 1) for i, factor in enumerate(factors))
+        and within(blocks[:, 2], slots)
+        and all(within(diagonals.repeat, slots - int(diagonals.written(b)[0].max(initial=0))) for b in blocks)
+    )
+
+
+def is_sound(factor: Factor, slots: int) -> bool:
+    return (
+        within(factor.where, slots)
+        and factor.values.ndim == 2
+        and factor.values.shape[1:] == factor.where.shape
+        and counts_up(factor.starts, len(factor.starts) - 1, len(factor.where))
+    )
+
+
+def counts_up(starts: Indices, count: int, end: int) -> bool:
+    return starts.shape == (count + 1,) and within(starts, end + 1) and bool((np.diff(starts) >= 0).all())
+
+
+def require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)

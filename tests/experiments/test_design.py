@@ -1,0 +1,158 @@
+"""Designs for the bill: a design is the network its name says, its plan is told or why there is none, all resumable."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polynext.cli import main
+from polynext.errors import PolyNeXtError
+from polynext.experiments.architectures.report import Design, collect, draw, markdown, pareto, sentences
+from polynext.experiments.architectures.sweep import BASE, DESIGNS, DesignSweep, design_trials, forget_plans
+from polynext.experiments.sweep import Trial, run_sweep, train_trials, write_result
+from polynext.models.polynext import CIPHER, falling
+from polynext.models.variants import create_variant
+from polynext.recipes import recipe
+from polynext.runs import load_run
+from polynext.training import build_model
+from polynext.training.folder import RunFolder
+
+SMALL = "patch-8+widths-4+stacks-1"
+SMALL_TWO = "patch-4+widths-4-6+stacks-1"
+
+
+def architecture(design: str) -> object:
+    return create_variant("cpolynext_cipher_bn", design, num_classes=10, img_size=32, device="meta").config
+
+
+def test_a_design_is_the_network_its_name_says() -> None:
+    (stage,) = CIPHER.stages
+    assert architecture("widths-64+stacks-5+coarse-5+patch-2") == replace(
+        CIPHER,
+        stages=(replace(stage, width=64, stacks=5, coarse_kernel=5),),
+        scale_logits=falling(10),
+        stem_kernel=2,
+        stem_stride=2,
+    )
+    two = architecture("widths-32-128+stacks-1-3")
+    assert [(s.width, s.stacks) for s in two.stages] == [(32, 1), (128, 3)]
+    assert two.scale_logits == falling(6)
+
+
+def test_a_network_of_more_stages_can_be_given_fewer() -> None:
+    config = create_variant("cpolynext_tiny", "widths-16-32+stacks-2", device="meta").config
+    assert [(s.width, s.stacks) for s in config.stages] == [(16, 2), (32, 2)]
+    assert len(config.scale_logits) == 3  # two stacks share the scale between them
+
+
+@pytest.mark.parametrize(
+    ("variant", "sentence"),
+    [
+        ("stacks-1-3", "for 2 stages where the network has 1"),
+        ("coarse-4", "give an odd number"),
+        ("widths-128", "changes nothing"),
+        ("patch-2-2", "there is no variant 'patch-2-2'.*patch-N, coarse-N, widths-N-N"),
+        ("patch-64", "give at least 64x64"),
+    ],
+)
+def test_a_design_that_is_none_is_a_sentence(variant: str, sentence: str) -> None:
+    with pytest.raises(PolyNeXtError, match=sentence):
+        design_trials([variant], DesignSweep())
+
+
+def test_the_dozen_differs_in_everything_the_bill_depends_on() -> None:
+    sweep = DesignSweep()
+    configs = {name: build_model(sweep.config(name), 10, device="meta").config for name in DESIGNS}
+    assert len(DESIGNS) >= 12 and len(set(configs.values())) == len(DESIGNS)
+    assert configs[BASE] == CIPHER
+    assert {len(config.stages) for config in configs.values()} == {1, 2}
+    assert {config.stem_stride for config in configs.values()} == {2, 4}
+    assert {sum(s.stacks for s in config.stages) for config in configs.values()} == {3, 4, 5, 6}
+    assert {s.width for config in configs.values() for s in config.stages} >= {32, 64, 128}
+    assert sweep.config(BASE).model == recipe("cipher").model
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    random = np.random.default_rng(0)
+    file = tmp_path_factory.mktemp("data") / "photographs.npz"
+    arrays = {}
+    for split, count in (("train", 130), ("test", 20)):
+        arrays[f"{split}_x"] = random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        arrays[f"{split}_y"] = np.arange(count) % 10
+    np.savez(file, **arrays)
+    return file
+
+
+def test_designs_are_trained_planned_and_reported(photographs: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    sweep = DesignSweep(epochs=1, error=1.0, root=str(photographs))
+    train_trials(sweep, design_trials([SMALL, SMALL_TWO], sweep), out, threads=1)
+    sweep.open(out)
+    command = ["encrypted", "design", "--root", str(photographs), "--images", "0", "--epochs", "1", "--error", "1"]
+    command += ["--out", str(out), "--designs", SMALL, SMALL_TWO]
+    assert main([*command, "--json"]) == 0
+    one, two = json.loads(capsys.readouterr().out)["designs"]
+    assert (one["variant"], one["stages"], two["stages"]) == (SMALL, "4 at 4x4", "4 at 8x8, 6 at 4x4")
+    for design in (one, two):
+        assert design["accuracy"] is not None and not design["problem"]
+        assert [plan["ring_degree"] for plan in design["plans"]] == [2**14, 2**15]
+        assert design["seconds"] == min(plan["bill"]["seconds"] for plan in design["plans"])
+    assert (out / "report.png").stat().st_size and f"| {SMALL} | 4 at 4x4 | 1 |" in (out / "report.md").read_text()
+
+    # The run folder tells the whole network, and is of these images alone.
+    run = load_run(out / SMALL / "seed-0")
+    assert run.config.model.variant == SMALL and [stage.width for stage in run.model.config.stages] == [4]
+    assert main([*command, "--images", "128"]) == 2
+    assert "holds runs with images 0, not 128" in capsys.readouterr().err
+
+
+def test_other_limits_plan_again_and_train_nothing_again(photographs: Path, tmp_path: Path) -> None:
+    sweep = DesignSweep(epochs=1, error=1.0, root=str(photographs))
+    (trial,) = trials = design_trials([SMALL], sweep)
+    train_trials(sweep, trials, tmp_path, threads=1)
+    trained = (trial.folder(tmp_path) / "best.safetensors").stat().st_mtime_ns
+    forget_plans(trials, sweep, tmp_path)
+    assert trial.finished(tmp_path)
+    stricter = replace(sweep, key_memory=1)
+    forget_plans(trials, stricter, tmp_path)
+    assert not trial.finished(tmp_path)
+    with (
+        RunFolder(trial.folder(tmp_path)).alone(),
+        pytest.raises(PolyNeXtError, match="another process trains in"),
+    ):
+        run_sweep(stricter, trials, tmp_path)
+    train_trials(stricter, trials, tmp_path, threads=1)
+    assert (trial.folder(tmp_path) / "best.safetensors").stat().st_mtime_ns == trained
+    (found,) = collect(stricter, trials, tmp_path)
+    assert found.seconds is None and found.accuracy is not None
+    assert "rotation keys take" in found.plans[1]["why_not"]
+    assert f"- {SMALL}, 2^15: this network does not fit" in markdown(stricter, [found])
+
+
+def made_up(name: str, seconds: float | None, accuracy: float | None) -> Design:
+    plan = (
+        {"ring_degree": 2**14, "bill": {"seconds": seconds}} if seconds else {"ring_degree": 2**14, "why_not": "deep"}
+    )
+    return Design(name, "", 1, 1, 1, accuracy, (plan,), "")
+
+
+def test_the_frontier_is_what_nothing_beats() -> None:
+    slow, fast, worse, same = (made_up(*x) for x in (("a", 9, 70), ("b", 2, 50), ("c", 5, 50), ("d", 9, 60)))
+    unplanned, untrained = made_up("e", None, 90), made_up("f", 1, None)
+    designs = [slow, fast, worse, same, unplanned, untrained]
+    assert pareto(designs) == [fast, slow]
+    assert sentences(designs) == ["e, 2^14: deep"]
+
+
+def test_a_failed_design_is_listed_with_its_sentence(tmp_path: Path) -> None:
+    sweep = DesignSweep()
+    trials = [Trial("widths-64", 0), Trial("stacks-3", 0), Trial(BASE, 0)]
+    write_result(trials[0], tmp_path, {"diverged": 7})
+    write_result(trials[1], tmp_path, {"error": "its process died"})
+    found = collect(sweep, trials, tmp_path)
+    assert [one.problem for one in found] == ["its training diverged at step 7", "its process died", "not trained yet"]
+    draw(sweep, found, tmp_path / "report.png")
+    assert "- stacks-3, its process died" in markdown(sweep, found)
