@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from polynext.cli.table import table
-from polynext.encrypted import Client, Offer, Server, make_plan, save_server
+from polynext.encrypted import Client, Server, make_plan, save_server
 from polynext.encrypted.client import EVALUATION
-from polynext.encrypted.compiler.planner import MEBIBYTE
+from polynext.encrypted.compiler.prepare import offer_for
+from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.memory import peak_memory
 
 # The server's process reads this file too, and its memory is measured: torch is imported where it is needed.
@@ -84,8 +85,8 @@ def main() -> None:
         bill, parameters = plan.bill, plan.parameters
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            offer = Offer.of(plan, data.preprocessing, tuple(digits.classes))
-            save_server(plan, offer, folder / "server")
+            offer = offer_for(plan, data.preprocessing, tuple(digits.classes))
+            save_server(plan.program, offer, folder / "server")
             client = Client.keygen(offer, folder / "client")
             requests = [folder / "one.enc", folder / "two.enc"]
             chosen = images[: 2 * packed].double().numpy()

@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 from polynext.encrypted.client import EVALUATION, Client, OutOfRangeError
-from polynext.encrypted.compiler.planner import MEBIBYTE
+from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.encrypted.server import Server, load_offer
 from polynext.memory import peak_memory
 

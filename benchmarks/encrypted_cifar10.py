@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from polynext.cli.table import table
-from polynext.encrypted import Client, Limits, Offer, Plan, Server, make_plan, save_server
+from polynext.encrypted import Client, Limits, Plan, Server, make_plan, save_server
 from polynext.encrypted.client import EVALUATION
-from polynext.encrypted.compiler.planner import MEBIBYTE
+from polynext.encrypted.compiler.prepare import offer_for
+from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.memory import peak_memory
 from polynext.preprocessing import Preprocessing
 
@@ -76,8 +77,8 @@ def serve(folder: Path, repeats: int) -> tuple[list[float], int, list[float]]:
 def measured(plan: Plan, images: Any, wanted: Any, repeats: int) -> tuple[str, ...]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        offer = Offer.of(plan, Preprocessing(size=32, resize=32), tuple("0123456789"))
-        save_server(plan, offer, folder / "server")
+        offer = offer_for(plan, Preprocessing(size=32, resize=32), tuple("0123456789"))
+        save_server(plan.program, offer, folder / "server")
         client = Client.keygen(offer, folder / "client")
         client.write_request(images[: plan.images], folder / "request.enc")
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

@@ -1,12 +1,17 @@
 """Files that are whole or not there, and folders with one process at work in them."""
 
 import os
+import struct
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from polynext.errors import PolyNeXtError
+
+# All that reading an archive raises if it is cut short, damaged or made to harm.
+UNREADABLE = (zipfile.BadZipFile, struct.error, EOFError, KeyError, OSError, OverflowError, RuntimeError, ValueError)
 
 
 def require_place(path: Path) -> None:

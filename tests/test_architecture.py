@@ -1,6 +1,7 @@
-"""Which room may import which."""
+"""Which package may import which, and that no imports form a cycle."""
 
 import ast
+import graphlib
 import importlib
 import inspect
 import subprocess
@@ -12,59 +13,97 @@ import pytest
 import polynext
 
 ROOT = Path(polynext.__file__).parent
-ROOMS = {
+
+# What each package or file may import, besides BASE and itself. Files at the top of `encrypted` have no compiler.
+ALLOWED = {
     "nn": set(),
     "models": {"nn"},
     "acceleration": {"nn", "models"},
-    "circuit": {"models", "nn"},
     "data": set(),
-    "training": {"nn", "models", "acceleration", "data"},
-    "evaluation": {"models", "acceleration", "data", "runs"},
-    "encrypted": {"circuit", "runs"},
-    "service": {"encrypted"},
-    "segmentation": {"models", "acceleration", "data", "training"},
-    "recipes": {"training", "models", "data"},
-    "experiments": {
-        "models", "acceleration", "export", "data", "training", "recipes", "evaluation", "segmentation", "encrypted",
-        "runs",
-    },
-}  # fmt: skip
-# Single files above the rooms or below them; those below may be imported by all.
-ABOVE = {
     "runs": {"data", "models", "training"},
     "export": {"models", "acceleration"},
-    "__main__": {"cli"},
-    "__init__": {"models"} | set(ROOMS),
+    "training": {"nn", "models", "acceleration", "data"},
+    "recipes": {"training", "models", "data"},
+    "evaluation": {"models", "acceleration", "data", "runs"},
+    "segmentation": {"models", "acceleration", "data", "training"},
+    "circuit": {"models", "nn"},
+    "encrypted.runtime": set(),
+    "encrypted": {"encrypted.runtime"},
+    "encrypted.compiler": {"circuit", "encrypted.runtime", "encrypted", "runs"},
+    "service": {"encrypted", "encrypted.runtime", "encrypted.compiler"},
+    "experiments": {
+        "models", "acceleration", "data", "runs", "export", "training", "recipes", "evaluation", "segmentation",
+        "encrypted", "encrypted.runtime", "encrypted.compiler",
+    },
+}  # fmt: skip
+BASE = {"arrays", "distributed", "errors", "extras", "files", "memory", "paper", "preprocessing", "threads"}
+FRONT = {"__init__", "__main__", "cli"}  # may import everything
+THIRD_PARTY = {
+    "nn": {"torch"},
+    "models": {"torch", "timm", "safetensors"},
+    "encrypted.runtime": {"numpy", "scipy", "platformdirs", "tenseal", "zstandard"},
+    "encrypted": {"numpy", "platformdirs", "httpx", "PIL", "lazy_loader"},
 }
-BELOW = {"distributed", "errors", "extras", "files", "memory", "paper", "preprocessing", "threads"}
-THIRD_PARTY = {"nn": {"torch"}, "models": {"torch", "timm", "safetensors"}}
+# timm asks a model for a method that changes how it runs: the one import against the direction, inside that method.
+EXCEPTIONS = {"models/backbone.py": {"acceleration"}}
 
 
-def imports(file: Path) -> set[str]:
+def package_of(module: str) -> str:
+    """`encrypted.compiler` of `polynext.encrypted.compiler.planner`."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[:2]) if ".".join(parts[:2]) in ALLOWED else parts[0] if parts else "__init__"
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_of(file): file for file in ROOT.rglob("*.py")}
+
+
+def imports(file: Path, everywhere: bool = True) -> set[str]:
+    """The modules that a file imports; without `everywhere`, only those that importing it imports."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree) if everywhere else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            if node.module == "polynext":
-                found |= {f"polynext.{alias.name}" for alias in node.names}
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in FILES else node.module for name in inner}
     return found
 
 
-def rooms_of(file: Path) -> set[str]:
-    return {name.split(".")[1] for name in imports(file) if name.startswith("polynext.")} - BELOW - {"__version__"}
+def files_of(package: str) -> list[Path]:
+    return [file for module, file in FILES.items() if package_of(module) == package]
 
 
-# timm asks a model for a method that changes how it runs: the one import against the direction, inside that method.
-AGAINST = {"models/backbone.py": {"acceleration"}}
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_point_one_way(package: str) -> None:
+    for file in files_of(package):
+        exceptions = EXCEPTIONS.get(str(file.relative_to(ROOT)), set())
+        own = {package_of(name) for name in imports(file) if name.startswith("polynext.")}
+        assert own <= ALLOWED[package] | BASE | exceptions | {package}, file
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_imports_point_one_way(room: str) -> None:
-    for file in (ROOT / room).rglob("*.py"):
-        allowed = ROOMS[room] | {room} | AGAINST.get(str(file.relative_to(ROOT)), set())
-        assert rooms_of(file) <= allowed, file
+@pytest.mark.parametrize("name", sorted(BASE))
+def test_base_files_import_only_each_other(name: str) -> None:
+    own = {package_of(name) for name in imports(ROOT / f"{name}.py") if name.startswith("polynext.")}
+    assert own <= BASE
+
+
+def test_packages_and_modules_have_no_import_cycles() -> None:
+    modules = {name: imports(file, everywhere=False) & FILES.keys() - {name} for name, file in FILES.items()}
+    for graph in (ALLOWED, modules):
+        try:
+            graphlib.TopologicalSorter(graph).prepare()
+        except graphlib.CycleError as error:
+            raise AssertionError(f"imports form a cycle: {' -> '.join(error.args[1])}") from error
+
+
+def test_every_package_is_known() -> None:
+    assert {package_of(module) for module in FILES} == ALLOWED.keys() | BASE | FRONT - {"__init__"} | {"__init__"}
 
 
 @pytest.mark.parametrize("file", [*(ROOT / "nn").glob("*.py"), ROOT / "models" / "network.py"], ids=lambda f: f.name)
@@ -73,31 +112,20 @@ def test_formulas_do_not_know_how_they_are_run(file: Path) -> None:
     assert not [word for word in words if word in file.read_text()]
 
 
-def test_files_outside_the_rooms_know_their_place() -> None:
-    for file in ROOT.glob("*.py"):
-        assert rooms_of(file) <= ({"runs"} if file.stem == "__init__" else set()) | ABOVE.get(file.stem, set()), file
-        assert file.stem in BELOW | ABOVE.keys(), file
-
-
-@pytest.mark.parametrize("room", THIRD_PARTY)
-def test_operators_need_torch_alone(room: str) -> None:
-    for file in (ROOT / room).rglob("*.py"):
+@pytest.mark.parametrize("package", THIRD_PARTY)
+def test_core_packages_have_few_dependencies(package: str) -> None:
+    for file in files_of(package):
         packages = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names) - {"polynext"}
-        assert packages <= THIRD_PARTY[room], file
-
-
-def test_every_room_is_known() -> None:
-    folders = {f.name for f in ROOT.iterdir() if f.is_dir() and f.name != "__pycache__"}
-    assert folders == set(ROOMS) | {"cli"}
+        assert packages <= THIRD_PARTY[package], file
 
 
 def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_a_server_needs_no_torch() -> None:
-    loads = "import sys, polynext.circuit, polynext.encrypted, polynext.cli.encrypted"
-    heavy = ("torch", "timm", "tenseal")
+def test_clients_and_servers_need_neither_torch_nor_the_compiler() -> None:
+    loads = "import sys; from polynext.encrypted import Client, Offer, RemoteClient, Server, connect"
+    heavy = ("torch", "timm", "scipy", "polynext.encrypted.compiler", "polynext.circuit")
     assert python(f"{loads}; print([name for name in {heavy} if name in sys.modules])") == "[]"
 
 
@@ -113,7 +141,7 @@ def test_timm_knows_the_models_in_either_order_of_import(order: str) -> None:
     )
 
 
-FRONTS = ["polynext", *(f"polynext.{room}" for room in ROOMS)]
+FRONTS = ["polynext", *(f"polynext.{name}" for name in ALLOWED if name not in ("runs", "export"))]
 
 
 @pytest.mark.parametrize("front", FRONTS)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from polynext.circuit.maps import Array, Indices, LinearMap
+from polynext.arrays import Array, Indices
+from polynext.circuit.maps import LinearMap
 
 Shape = tuple[int, ...]
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node as TorchNode
 
+from polynext.arrays import Array
 from polynext.circuit.degree import example_image, node_degree
 from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Shape, Sum
-from polynext.circuit.maps import Array, Collect, Convolution, Dense, Gather, LinearMap, Scale, chain, identity
+from polynext.circuit.maps import Collect, Convolution, Dense, Gather, LinearMap, Scale, chain, identity
 from polynext.errors import PolyNeXtError
 
 aten = torch.ops.aten

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 
-Array = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
+from polynext.arrays import Array, Indices
 
 
 class LinearMap(ABC):

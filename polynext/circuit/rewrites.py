@@ -19,19 +19,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy.sparse as sp
 
+from polynext.arrays import Array
 from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
-from polynext.circuit.maps import (
-    Array,
-    Convolution,
-    Gather,
-    LinearMap,
-    Matrix,
-    Scale,
-    chain,
-    identity,
-    is_identity,
-    pieces,
-)
+from polynext.circuit.maps import Convolution, Gather, LinearMap, Matrix, Scale, chain, identity, is_identity, pieces
 from polynext.circuit.structure import Kronecker, is_diagonal, kronecker, mean_condition, positions_of
 
 

@@ -14,19 +14,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from polynext.circuit.maps import (
-    Added,
-    Array,
-    Collect,
-    Convolution,
-    Dense,
-    Gather,
-    Indices,
-    LinearMap,
-    Scale,
-    identity,
-    pieces,
-)
+from polynext.arrays import Array, Indices
+from polynext.circuit.maps import Added, Collect, Convolution, Dense, Gather, LinearMap, Scale, identity, pieces
 
 # A composition that would take more numbers than this is not worth having: it has thousands of diagonals.
 WIDEST = 2**23

@@ -17,8 +17,9 @@ from PIL.Image import Image
 from polynext.cli.commands import Command, Commands
 from polynext.cli.table import table
 from polynext.encrypted.client_spec import Offer
-from polynext.encrypted.compiler.planner import MEBIBYTE, Limits, Plan, mebibytes
+from polynext.encrypted.compiler.planner import Limits, Plan
 from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.cost import MEBIBYTE, mebibytes
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.memory import peak_memory
 from polynext.preprocessing import Preprocessing, open_picture

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from polynext.cli.encrypted import print_bill
 from polynext.cli.table import table
 from polynext.encrypted.client import EVALUATION, Client
-from polynext.encrypted.compiler.planner import mebibytes
 from polynext.encrypted.runtime.backends.protocol import Savable
+from polynext.encrypted.runtime.cost import mebibytes
 from polynext.encrypted.server import load_offer, serve
 from polynext.errors import PolyNeXtError
 from polynext.runs import Run

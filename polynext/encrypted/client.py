@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polynext.circuit.maps import Array
+from polynext.arrays import Array
 from polynext.encrypted.client_spec import Offer
 from polynext.encrypted.files import check_fits, header_for, key_names, numbered, read_header, unpacked, write_parts
 from polynext.encrypted.runtime.backends import get_backend

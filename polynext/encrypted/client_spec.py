@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from polynext.circuit.maps import Array
-from polynext.encrypted.compiler.packing import Layout
-from polynext.encrypted.compiler.planner import Bill, Plan
-from polynext.encrypted.runtime.backends import get_backend
+from polynext.arrays import Array
+from polynext.encrypted.runtime.cost import Bill
+from polynext.encrypted.runtime.layout import Layout, same_slots
 from polynext.encrypted.runtime.parameters import Parameters
-from polynext.encrypted.runtime.program import Program, same_slots
+from polynext.encrypted.runtime.program import Program
+from polynext.encrypted.runtime.program_file import as_json
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
 
@@ -40,22 +40,6 @@ class Offer:
     preprocessing: Preprocessing
     classes: tuple[str, ...]
     bill: Bill
-
-    @classmethod
-    def of(cls, plan: Plan, preprocessing: Preprocessing, classes: tuple[str, ...]) -> "Offer":
-        program = plan.program
-        return cls(
-            plan.backend,
-            get_backend(plan.backend).library,
-            plan.parameters,
-            program.rotations,
-            plan.circuit.input.image_shape,
-            program.layouts[0],
-            program.layouts[-1],
-            preprocessing,
-            tuple(classes),
-            plan.bill,
-        )
 
     def describes(self, program: Program) -> bool:
         """Whether clients of this offer and a server with this program mean the same."""
@@ -131,10 +115,3 @@ class Offer:
             return cls(**made)
         except (KeyError, TypeError, RecursionError, AttributeError) as error:
             raise ValueError(str(error)) from error
-
-
-def as_json(value: Any) -> Any:
-    """What JSON has no word for: a type of ours as a table of its fields, an array as a list."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -4,7 +4,6 @@ A file is a zip archive, nothing in it compressed. Who reads one trusts nothing 
 """
 
 import json
-import struct
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from polynext.encrypted.client_spec import Offer
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Savable
 from polynext.errors import PolyNeXtError
+from polynext.files import UNREADABLE
 
 FORMAT = "polynext-encrypted"
 VERSION = 3
@@ -29,9 +29,6 @@ KINDS = {
     "request": "a request, as `polynext encrypted encrypt` writes it",
     "answer": "an answer, as `polynext encrypted run` writes it",
 }
-
-# All that reading an archive raises if it is cut short, damaged or made to harm.
-UNREADABLE = (zipfile.BadZipFile, struct.error, EOFError, KeyError, OSError, OverflowError, RuntimeError, ValueError)
 
 
 def folder_beside(path: Path) -> "tempfile.TemporaryDirectory[str]":

@@ -27,7 +27,7 @@ import numpy as np
 import platformdirs
 from PIL import Image
 
-from polynext.circuit.maps import Array
+from polynext.arrays import Array
 from polynext.encrypted.client import EVALUATION, SECRET, Client
 from polynext.encrypted.client_spec import Offer
 from polynext.encrypted.files import unpacked

@@ -6,7 +6,6 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 from polynext.encrypted.client_spec import Offer
-from polynext.encrypted.compiler.planner import Plan
 from polynext.encrypted.files import (
     check_fits,
     folder_beside,
@@ -30,10 +29,10 @@ from polynext.memory import peak_memory
 PROGRAM, OFFER, SAMPLES = "program.npz", "offer.json", "samples"
 
 
-def save_server(plan: Plan, offer: Offer, folder: Path) -> None:
+def save_server(program: Program, offer: Offer, folder: Path) -> None:
     """What a server keeps: the program, with the network's weights, and the offer for clients."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_program(plan.program, folder / PROGRAM)
+    save_program(program, folder / PROGRAM)
     offer.save(folder / OFFER)
 
 

@@ -21,6 +21,7 @@ from polynext.encrypted.compiler.materialised import BASIS, worth_keeping
 from polynext.encrypted.compiler.packing import diagonals_of, layout_of, matrix_diagonals, target_of
 from polynext.encrypted.compiler.planner import DoesNotFitError
 from polynext.encrypted.compiler.precision import NoisyEvaluator, flipped
+from polynext.encrypted.compiler.prepare import offer_for
 from polynext.encrypted.files import check_fits, header_for
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.parameters import Parameters
@@ -135,7 +136,7 @@ def test_clients_pack_pictures_in_patches(kernel: int) -> None:
     images = np.random.default_rng(0).normal(size=(8, 3, 8, 8))
     limits = Limits(memory=4 * 2**30, keys=2**30, error=0.1, flips=1.0)
     plan = make_plan(lowered, images, limits=limits, backend="clear", costs=SAME_EVERYWHERE)
-    offer = Offer.from_json(Offer.of(plan, Preprocessing(size=8, resize=8), ("a", "b", "c")).to_json())
+    offer = Offer.from_json(offer_for(plan, Preprocessing(size=8, resize=8), ("a", "b", "c")).to_json())
     assert offer.image_shape == (3, 8, 8)
     layout = offer.image_layout
     np.testing.assert_array_equal(layout.unpack(offer.pack(images[:1])), images[:1].reshape(1, -1))

@@ -10,10 +10,11 @@ import torch
 
 from polynext.circuit import Circuit, lower
 from polynext.encrypted import Client, Offer, Plan, make_plan, save_server
-from polynext.encrypted.compiler.planner import Bill
+from polynext.encrypted.compiler.prepare import offer_for
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.clear import ClearEvaluator
 from polynext.encrypted.runtime.backends.protocol import Evaluator, SecretKey
+from polynext.encrypted.runtime.cost import Bill
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
@@ -51,14 +52,14 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def offer(plan: Plan, backend: str) -> Offer:
-    return Offer.of(replace(plan, backend=backend), Preprocessing(size=4, resize=4), ("a", "b", "c"))
+    return offer_for(replace(plan, backend=backend), Preprocessing(size=4, resize=4), ("a", "b", "c"))
 
 
 @pytest.fixture(scope="session")
 def folders(plan: Plan, offer: Offer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A server's and a client's folder."""
     root = tmp_path_factory.mktemp("encrypted")
-    save_server(plan, offer, root / "server")
+    save_server(plan.program, offer, root / "server")
     Client.keygen(Offer.load(root / "server" / "offer.json"), root / "client", allow_unencrypted=True)
     return root
 

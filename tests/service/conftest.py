@@ -19,7 +19,8 @@ import torch
 import uvicorn
 
 from polynext.circuit import lower
-from polynext.encrypted import Offer, Plan, connect, make_plan, save_server
+from polynext.encrypted import Plan, connect, make_plan, save_server
+from polynext.encrypted.compiler.prepare import offer_for
 from polynext.encrypted.remote import RemoteClient
 from polynext.encrypted.runtime.backends.protocol import Savable
 from polynext.preprocessing import Preprocessing
@@ -50,7 +51,7 @@ def plan(trained: Any, examples: np.ndarray) -> Plan:
 
 def save(plan: Plan, backend: str, folder: Path, **changes: Any) -> Path:
     preprocessing = Preprocessing(size=4, resize=4, **changes)
-    save_server(plan, Offer.of(replace(plan, backend=backend), preprocessing, ("a", "b", "c")), folder)
+    save_server(plan.program, offer_for(replace(plan, backend=backend), preprocessing, ("a", "b", "c")), folder)
     return folder
 
 

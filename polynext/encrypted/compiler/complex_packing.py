@@ -8,9 +8,10 @@ rotation. The earlier value joins the later one as soon as that is made; whoever
 
 from dataclasses import replace
 
-from polynext.encrypted.compiler.packing import Form
+from polynext.encrypted.runtime.diagonals import Form
+from polynext.encrypted.runtime.layout import same_slots
 from polynext.encrypted.runtime.levels import Stage
-from polynext.encrypted.runtime.program import Program, same_slots
+from polynext.encrypted.runtime.program import Program
 
 
 def join_values(program: Program) -> None:

@@ -12,121 +12,19 @@ and the rest (its positions): the offsets are then those of one image.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 
-from polynext.circuit.maps import Array, Indices, LinearMap
+from polynext.arrays import Array, Indices
+from polynext.circuit.maps import LinearMap
 from polynext.circuit.structure import Kronecker
+from polynext.encrypted.runtime.diagonals import ONE, Diagonals, Factor, Form
+from polynext.encrypted.runtime.layout import Layout, Target, bits, subsets
 
 # Entries this much smaller than the largest of a map are rounding: they are no reason for a diagonal.
 NEGLIGIBLE = 1e-11
-
-
-@dataclass(frozen=True, eq=False)
-class Target:
-    """The slots that a form fills: `codes[i, r]` for row r of its maps and image i."""
-
-    codes: Indices
-    slots: int
-
-    @cached_property
-    def used(self) -> int:
-        """The bits of a slot number that say which entry it holds."""
-        return int(np.bitwise_or.reduce(self.codes, axis=None))
-
-    @cached_property
-    def period(self) -> int:
-        return 1 << self.used.bit_length()
-
-
-@dataclass(frozen=True, eq=False)
-class Layout(Target):
-    """`codes[i, e]` is the first slot of entry e of image i; the entry repeats wherever the unused bits differ.
-
-    A layout that is `spread` over groups repeats with a difference: group g of `block` slots holds the value rotated by
-    g / groups of its period. One and the same rotation then brings different entries to each group, and a linear map
-    needs only as many diagonals as one group sees; the groups' results are added up.
-    """
-
-    strides: tuple[int, ...] = ()  # slots from one index of an axis to the next, of one image
-    order: Indices | None = None  # entry e is entry order[e] of what is packed, or 0 where that is -1
-    groups: int = 1
-    block: int = 0
-
-    @classmethod
-    def from_json(cls, table: dict[str, Any]) -> "Layout":
-        order = None if table["order"] is None else np.asarray(table["order"])
-        given = {"codes": np.asarray(table["codes"]), "strides": tuple(table["strides"]), "order": order}
-        layout = cls(**{**table, **given})
-        if layout.codes.ndim != 2 or not within(layout.codes, layout.slots):
-            raise ValueError("a layout reaches beyond the slots")
-        if order is not None and not (order.shape == layout.codes.shape[1:] and within(order + 1, 2**31)):
-            raise ValueError("a layout takes entries that are not there")
-        return layout
-
-    @property
-    def turn(self) -> int:
-        """After how many slots a rotation is back where it was."""
-        return self.slots if self.groups > 1 else self.period
-
-    @property
-    def group_bits(self) -> int:
-        return (self.groups - 1) * self.block
-
-    @property
-    def images(self) -> int:
-        return len(self.codes)
-
-    def spread(self, groups: int, block: int) -> "Layout":
-        return replace(self, groups=groups, block=block)
-
-    def copies(self) -> "list[Indices]":
-        """The codes in each group."""
-        shift = self.period // self.groups
-        return [(self.codes - g * shift) % self.period + g * self.block for g in range(self.groups)]
-
-    def pack(self, values: Array) -> Array:
-        """(images, entries) into slots, with every repetition."""
-        values = np.asarray(values)
-        if self.order is not None:
-            values = np.where(self.order >= 0, values[:, self.order], 0.0)
-        vector = np.zeros(self.slots)
-        everywhere = subsets(self.slots - 1 & ~self.used & ~self.group_bits)
-        for codes in self.copies():
-            vector[codes[..., None] + everywhere] = values[..., None]
-        return vector
-
-    def unpack(self, vector: Array) -> Array:
-        """Slots to (images, entries)."""
-        found = np.asarray(vector)[self.codes]
-        if self.order is None:
-            return found
-        entries = np.zeros((self.images, self.order.max() + 1))
-        there = self.order >= 0
-        entries[:, self.order[there]] = found[:, there]
-        return entries
-
-
-def within(numbers: Indices, end: int) -> bool:
-    """Whether these are indices from 0 to below `end`."""
-    return numbers.dtype == np.int64 and bool(((numbers >= 0) & (numbers < end)).all())
-
-
-def subsets(mask: int) -> Indices:
-    """All numbers made of the bits of `mask`."""
-    numbers = np.zeros(1, dtype=np.int64)
-    for bit in bits(mask):
-        numbers = np.concatenate([numbers, numbers + bit])
-    return numbers
-
-
-def bits(mask: int) -> list[int]:
-    return [1 << i for i in range(mask.bit_length()) if mask >> i & 1]
 
 
 def next_power_of_two(n: int) -> int:
@@ -169,116 +67,6 @@ def layout_of(
     codes[:, counted.reshape(lead, rest)] = code
     inner = [math.prod(counted.shape[i:]) for i in range(2, counted.ndim)]
     return Layout(codes, slots, (stride * images, *inner))
-
-
-@dataclass(frozen=True, eq=False)
-class Factor:
-    """Slots in groups, and for each slot a number in each of several terms."""
-
-    starts: Indices  # (groups + 1,)
-    where: Indices  # (slots,)
-    values: Array  # (terms, slots)
-
-    @classmethod
-    def grouped(cls, keys: Indices, where: Indices, values: Array) -> "tuple[Indices, Factor]":
-        """The distinct keys, and a group of slots for each."""
-        order = np.argsort(keys, kind="stable")
-        distinct, starts = np.unique(keys[order], return_index=True)
-        return distinct, cls(np.append(starts, len(keys)), where[order], values[:, order])
-
-    def group(self, number: int) -> tuple[Indices, Array]:
-        part = slice(self.starts[number], self.starts[number + 1])
-        return self.where[part], self.values[:, part]
-
-    def active(self) -> npt.NDArray[np.bool_]:
-        """(terms, groups): which terms have a part in which group."""
-        counts = np.add.reduceat(self.values != 0, self.starts[:-1], axis=1, dtype=np.int64)
-        return counts > 0
-
-
-ONE = Factor(np.array([0, 1]), np.zeros(1, np.int64), np.ones((1, 1)))
-
-
-@dataclass(frozen=True, eq=False)
-class Diagonals:
-    """The diagonals of one map from a source to a target, as sums of outer products.
-
-    Where channels and positions have slot numbers that add up, so have the offsets of a Kronecker product, and a
-    diagonal is an outer product of what the channels and the positions contribute: of the group `outer` and the group
-    `inner` of each of its blocks. A matrix has diagonals without a second factor.
-    """
-
-    offsets: Indices
-    starts: Indices  # (offsets + 1,): the blocks of each offset
-    blocks: Indices  # (blocks, 3): group of `outer`, group of `inner`, how far the sum of their slots is moved on
-    outer: Factor
-    inner: Factor
-    repeat: Indices
-    slots: int
-    period: int
-    wrap: int  # after which moved slots begin again
-
-    @property
-    def nbytes(self) -> int:
-        return sum(f.where.nbytes + f.values.nbytes for f in (self.outer, self.inner)) + self.blocks.nbytes
-
-    def vector(self, i: int) -> Array:
-        """The diagonal of the i-th offset, in every slot."""
-        vector = np.zeros(self.slots)
-        for block in self.blocks[self.starts[i] : self.starts[i + 1]]:
-            where, values = self.written(block)
-            vector[where[..., None] + self.repeat] = values[..., None]
-        return vector
-
-    def written(self, block: Indices) -> tuple[Indices, Array]:
-        """The slots of a block and what stands there."""
-        (rows, left), (columns, right) = self.outer.group(block[0]), self.inner.group(block[1])
-        return (rows[:, None] + columns + block[2]) % self.wrap, left.T @ right
-
-
-@dataclass(frozen=True, eq=False)
-class Form:
-    """One ciphertext to be computed as a sum of linear maps of others, and then over some bits of the slot number.
-
-    It `repeats` in the slots that its target leaves free, unless it is summed over bits below those the target uses:
-    then it is right in one place only, and rotations would bring in the others. A form of ciphertexts with two values
-    each has diagonals for their `imaginary` parts too, and is made real by adding its conjugate.
-    """
-
-    terms: dict[int, Diagonals]
-    bias: Array | None
-    summed_bits: tuple[int, ...]
-    repeats: bool
-    imaginary: dict[int, Diagonals] = field(default_factory=dict)
-    conjugated: bool = False
-
-    @property
-    def diagonals(self) -> "list[tuple[int, Diagonals]]":
-        """All of them, with the source of each."""
-        return [*self.terms.items(), *self.imaginary.items()]
-
-    @property
-    def sources(self) -> set[int]:
-        return {*self.terms, *self.imaginary}
-
-    def parts(self, source: int) -> "list[tuple[Diagonals, complex]]":
-        """The diagonals of a source's real and imaginary part, and what they count."""
-        found = [(self.terms.get(source), 1.0), (self.imaginary.get(source), -1j)]
-        return [(diagonals, factor) for diagonals, factor in found if diagonals is not None]
-
-    def offsets(self, source: int) -> Indices:
-        return np.unique(np.concatenate([diagonals.offsets for diagonals, _ in self.parts(source)]))
-
-    def period(self, source: int) -> int:
-        return max(diagonals.period for diagonals, _ in self.parts(source))
-
-    def vector(self, source: int, offset: int) -> npt.NDArray[Any]:
-        """The diagonal of an offset, in every slot."""
-        total: npt.NDArray[Any] = np.zeros(1)
-        for diagonals, factor in self.parts(source):
-            for i in np.flatnonzero(diagonals.offsets == offset).tolist():
-                total = total + factor * diagonals.vector(i)
-        return total
 
 
 def target_of(layout: Layout, operands: int) -> tuple[Target, int]:

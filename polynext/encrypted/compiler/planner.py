@@ -4,13 +4,12 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from polynext.arrays import Array
 from polynext.circuit.graph import Circuit, Product
-from polynext.circuit.maps import Array
 from polynext.circuit.rewrites import (
     factor_sums,
     merge_linear_maps,
@@ -23,21 +22,19 @@ from polynext.circuit.structure import TooWideError
 from polynext.encrypted.compiler.complex_packing import join_values
 from polynext.encrypted.compiler.materialised import Choices, Kept
 from polynext.encrypted.compiler.precision import predict
+from polynext.encrypted.compiler.program_builder import build_program, choose_giant_steps
 from polynext.encrypted.compiler.rotations import choose_rotations
+from polynext.encrypted.compiler.stages import computed, needed_prime_bits, operands_of, stages_of, terms_of
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Backend, Costs, Security
+from polynext.encrypted.runtime.cost import MEBIBYTE, Bill, make_bill, mebibytes
 from polynext.encrypted.runtime.counting import Tally
-from polynext.encrypted.runtime.execution import encode_program, execute
-from polynext.encrypted.runtime.levels import Stage, computed, needed_prime_bits, operands_of, stages_of, terms_of
+from polynext.encrypted.runtime.execution import encode_program
+from polynext.encrypted.runtime.levels import Stage
 from polynext.encrypted.runtime.parameters import Parameters
-from polynext.encrypted.runtime.program import Program, build_program, choose_giant_steps
+from polynext.encrypted.runtime.program import Program
 from polynext.encrypted.runtime.sharing import Shared
 from polynext.errors import PolyNeXtError, require_share
-
-MEBIBYTE = 2**20
-
-# Python with numpy, scipy and SEAL, as `polynext encrypted run` has loaded them before it reads anything.
-LIBRARY_BYTES = 64 * MEBIBYTE
 
 # Operands of products are scaled to about this size. Larger ones stand out better from the noise of a rescale, smaller
 # ones leave more digits to the plaintexts they are multiplied by.
@@ -85,35 +82,6 @@ class Limits:
 
     def __post_init__(self) -> None:
         require_share(error=self.error, flips=self.flips)
-
-
-@dataclass(frozen=True)
-class Bill:
-    """What a run takes: counts are exact, bytes and seconds predictions for this machine, and so is how far the logits
-    are off: in units of the largest of the examples', and the share of predictions that change for it."""
-
-    levels: int
-    ciphertext_products: int
-    plaintext_products: int
-    rotations: int
-    rotation_keys: int
-    key_bytes: int
-    program_bytes: int
-    plaintext_bytes: int
-    ciphertext_bytes: int
-    seconds: float
-    seconds_on_two_cores: float = math.nan
-    largest_logit: float = math.nan
-    error: float = math.nan
-    flips: float = math.nan
-
-    @property
-    def peak_bytes(self) -> int:
-        """All that the server's process has at once."""
-        return LIBRARY_BYTES + self.key_bytes + self.program_bytes + self.plaintext_bytes + self.ciphertext_bytes
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,28 +411,3 @@ def choose_parameters(
 def coarseness(parameters: Parameters) -> float:
     """How much rounding values and weights costs, by a rule of thumb: for comparing, not for telling."""
     return WEIGHTS_TO_VALUES * 2.0**-parameters.scale_bits + 2.0**-parameters.plain_bits
-
-
-def make_bill(program: Program, parameters: Parameters, costs: Costs) -> Bill:
-    """Runs the program without computing anything, and counts."""
-    tally = Tally(parameters, program.rotations)
-    encoded = encode_program(program, tally)
-    held = tally.plaintext_bytes
-    tally.operations.clear()
-    execute(program, encoded, tally, tally.image())
-    return Bill(
-        levels=program.depth,
-        ciphertext_products=tally.total("multiply"),
-        plaintext_products=tally.total("multiply_plain"),
-        rotations=tally.total("rotate"),
-        rotation_keys=len(program.rotations),
-        key_bytes=parameters.key_bytes * (len(program.rotations) + 1),
-        program_bytes=sum(d.nbytes for step in program.steps for form in step.forms for _, d in form.diagonals),
-        plaintext_bytes=held,
-        ciphertext_bytes=tally.ciphertext_bytes,
-        seconds=round(costs(tally.operations), 3),
-    )
-
-
-def mebibytes(count: float) -> str:
-    return f"{count / MEBIBYTE:,.0f} MB"

@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from polynext.circuit.maps import Array
+from polynext.arrays import Array
 from polynext.encrypted.runtime.backends.clear import ClearCiphertext, ClearEvaluator
 from polynext.encrypted.runtime.counting import Constants, Slots
 from polynext.encrypted.runtime.execution import encode_program, execute

@@ -1,6 +1,7 @@
 """From a trained network to a plan, and to a server's folder. This needs torch; serving does not."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,8 +9,10 @@ from PIL import Image
 
 from polynext.encrypted.client_spec import Offer
 from polynext.encrypted.compiler.planner import Limits, Plan, make_plan
+from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.server import SAMPLES, save_server
 from polynext.errors import PolyNeXtError, require_at_least
+from polynext.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
     from polynext.runs import Run
@@ -32,15 +35,28 @@ def plan_run(run: "Run", images: int = 1, limits: Limits | None = None) -> Plan:
     return make_plan(lower(run.model), examples, images, limits)
 
 
-def offer_for(plan: Plan, run: "Run") -> Offer:
-    return Offer.of(plan, run.preprocessing, tuple(run.class_names))
+def offer_for(plan: Plan, preprocessing: Preprocessing, classes: Sequence[str]) -> Offer:
+    """What the clients of a server with this plan need to know."""
+    program = plan.program
+    return Offer(
+        backend=plan.backend,
+        library=get_backend(plan.backend).library,
+        parameters=plan.parameters,
+        rotations=program.rotations,
+        image_shape=plan.circuit.input.image_shape,
+        image_layout=program.layouts[0],
+        result_layout=program.layouts[-1],
+        preprocessing=preprocessing,
+        classes=tuple(classes),
+        bill=plan.bill,
+    )
 
 
 def prepare(run: "Run", folder: Path, images: int = 1, limits: Limits | None = None, samples: int = 0) -> Plan:
     """Makes a server's folder. Its offer.json is for clients and holds no weights, its samples are for everybody."""
     require_at_least(0, samples=samples)
     plan = plan_run(run, images, limits)
-    save_server(plan, offer_for(plan, run), folder)
+    save_server(plan.program, offer_for(plan, run.preprocessing, run.class_names), folder)
     save_samples(run, folder / SAMPLES, samples)
     return plan
 

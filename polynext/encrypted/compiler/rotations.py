@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from polynext.encrypted.compiler.program_builder import giant_steps, wanted_babies
 from polynext.encrypted.runtime.backends.protocol import CONJUGATION
-from polynext.encrypted.runtime.program import Program, Step, Tree, giant_steps, wanted_babies
+from polynext.encrypted.runtime.program import Program, Step, Tree, conjugates
 
 # A key is worth having if it saves this share of the time that all rotations take.
 WORTH_A_KEY = 0.002
@@ -138,19 +139,6 @@ def tasks_of(program: Program) -> list[Task]:
 def whole_rotations(step: Step) -> set[int]:
     """Those of a value for its own sake: to its other operand, and to sum over bits."""
     return ({step.pair} if step.pair else set()) | {bit for form in step.forms for bit in form.summed_bits}
-
-
-def used_rotations(program: Program) -> set[int]:
-    """Every rotation that running the program takes a key for."""
-    used: set[int] = {CONJUGATION} if conjugates(program) else set()
-    for step in program.steps:
-        used |= {by for tree in [*step.babies.values(), *step.giants] for _, _, by in tree}
-        used |= {by for path in step.paths.values() for by in path}
-    return used
-
-
-def conjugates(program: Program) -> bool:
-    return any(form.conjugated for step in program.steps for form in step.forms)
 
 
 def useful_keys(tasks: list[Task], slots: int) -> set[int]:

@@ -15,7 +15,8 @@ import platformdirs
 
 from polynext import __version__
 from polynext.encrypted.client_spec import VERSION as OFFER_VERSION
-from polynext.encrypted.compiler.planner import MEBIBYTE, Limits
+from polynext.encrypted.compiler.planner import Limits
+from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.encrypted.runtime.program_file import VERSION as PROGRAM_VERSION
 from polynext.encrypted.server import load_offer, load_server
 from polynext.errors import PolyNeXtError

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from polynext.circuit.maps import Array
+from polynext.arrays import Array
 from polynext.encrypted.runtime.backends.protocol import CONJUGATION, Evaluator
 from polynext.encrypted.runtime.parameters import Parameters
 

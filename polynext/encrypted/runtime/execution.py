@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from polynext.encrypted.compiler.packing import Form
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, Evaluator, Plaintext
+from polynext.encrypted.runtime.diagonals import Form
 from polynext.encrypted.runtime.levels import form_scale, joining, scale_at, settling, value_scales
 from polynext.encrypted.runtime.program import Program, Step, Tree
 

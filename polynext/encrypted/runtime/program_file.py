@@ -5,19 +5,19 @@ The file is an .npz: JSON with the whole program, in which {"array": n} stands f
 
 import json
 import zlib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polynext.circuit.maps import Indices
-from polynext.encrypted.client_spec import as_json
-from polynext.encrypted.compiler.packing import Diagonals, Factor, Form, Layout, within
-from polynext.encrypted.compiler.rotations import used_rotations
-from polynext.encrypted.files import UNREADABLE
+from polynext.arrays import Indices
+from polynext.encrypted.runtime.diagonals import Diagonals, Factor, Form
+from polynext.encrypted.runtime.layout import Layout, within
 from polynext.encrypted.runtime.levels import Stage
-from polynext.encrypted.runtime.program import Program, Step, Stride, Tree
+from polynext.encrypted.runtime.program import Program, Step, Stride, Tree, used_rotations
 from polynext.errors import PolyNeXtError
+from polynext.files import UNREADABLE
 
 FORMAT, VERSION = "polynext-encrypted-program", 3
 
@@ -159,3 +159,10 @@ def counts_up(starts: Indices, count: int, end: int) -> bool:
 def require(condition: bool, otherwise: str) -> None:
     if not condition:
         raise ValueError(otherwise)
+
+
+def as_json(value: Any) -> Any:
+    """What JSON has no word for: a type of ours as a table of its fields, an array as a list."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return {field.name: getattr(value, field.name) for field in fields(value)}

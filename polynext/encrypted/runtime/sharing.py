@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from polynext.circuit.maps import Array
+from polynext.arrays import Array
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, Costs, Evaluator, Plaintext, Ring
 from polynext.encrypted.runtime.execution import EncodedForm, execute
 from polynext.encrypted.runtime.program import Program

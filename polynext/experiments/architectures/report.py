@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polynext.encrypted.compiler.planner import MEBIBYTE
+from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.experiments.architectures.sweep import DesignSweep
 from polynext.experiments.sweep import Trial
 from polynext.models.costs import count_macs, count_parameters

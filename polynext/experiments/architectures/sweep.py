@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polynext.encrypted import Limits, plan_run
-from polynext.encrypted.compiler.planner import MEBIBYTE
+from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.errors import PolyNeXtError
 from polynext.experiments.sweep import Sweep, Trial
 from polynext.recipes import recipe

@@ -22,12 +22,15 @@ from polynext.encrypted import Limits, Plan, make_plan
 from polynext.encrypted.compiler.complex_packing import join_values
 from polynext.encrypted.compiler.materialised import Choices
 from polynext.encrypted.compiler.packing import layout_of
-from polynext.encrypted.compiler.planner import DoesNotFitError, choose_parameters, make_bill
+from polynext.encrypted.compiler.planner import DoesNotFitError, choose_parameters
+from polynext.encrypted.compiler.program_builder import build_program, choose_giant_steps
 from polynext.encrypted.compiler.rotations import choose_rotations, grow
+from polynext.encrypted.compiler.stages import stages_of
 from polynext.encrypted.runtime.backends.protocol import STANDARD_SECURITY
-from polynext.encrypted.runtime.levels import stages_of, value_scales
+from polynext.encrypted.runtime.cost import make_bill
+from polynext.encrypted.runtime.levels import value_scales
 from polynext.encrypted.runtime.parameters import Parameters
-from polynext.encrypted.runtime.program import Program, Stride, build_program, choose_giant_steps
+from polynext.encrypted.runtime.program import Program, Stride
 from polynext.encrypted.runtime.program_file import load_program, save_program
 from polynext.errors import PolyNeXtError
 from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig

@@ -14,12 +14,12 @@ from polynext.circuit.graph import Input, Linear, Product
 from polynext.circuit.maps import Matrix
 from polynext.encrypted import Offer, Plan, make_plan
 from polynext.encrypted.compiler.planner import choose_parameters
+from polynext.encrypted.compiler.program_builder import build_program
 from polynext.encrypted.compiler.rotations import choose_rotations
+from polynext.encrypted.compiler.stages import stages_of
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Evaluator
 from polynext.encrypted.runtime.execution import encode_program, execute
-from polynext.encrypted.runtime.levels import stages_of
-from polynext.encrypted.runtime.program import build_program
 from polynext.errors import PolyNeXtError
 from tests.encrypted.conftest import SAME_EVERYWHERE, evaluator_for, logits, promised, run_clear, run_encrypted
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
-from polynext.circuit.maps import Array
+from polynext.arrays import Array
 from polynext.encrypted.runtime.backends.protocol import Backend, Ciphertext, Costs, Evaluator
 from polynext.encrypted.runtime.parameters import Parameters
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from polynext.circuit.maps import Array
+from polynext.arrays import Array
 from polynext.encrypted.runtime.backends.protocol import (
     STANDARD_SECURITY,
     Backend,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from polynext.circuit.maps import Array
+from polynext.arrays import Array
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.errors import PolyNeXtError
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tenseal.sealapi as seal
 
-from polynext.circuit.maps import Array
+from polynext.arrays import Array
 from polynext.encrypted.runtime.backends import seal_files
 from polynext.encrypted.runtime.backends.calibration import machine_costs
 from polynext.encrypted.runtime.backends.protocol import (

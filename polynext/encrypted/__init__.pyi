@@ -1,0 +1,13 @@
+from .client import Client as Client
+from .client import OutOfRangeError as OutOfRangeError
+from .client_spec import Offer as Offer
+from .compiler.planner import Limits as Limits
+from .compiler.planner import Plan as Plan
+from .compiler.planner import make_plan as make_plan
+from .compiler.prepare import plan_run as plan_run
+from .compiler.prepare import prepare as prepare
+from .remote import RemoteClient as RemoteClient
+from .remote import connect as connect
+from .runtime.backends import get_backend as get_backend
+from .server import Server as Server
+from .server import save_server as save_server

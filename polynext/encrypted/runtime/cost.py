@@ -1,0 +1,71 @@
+"""What running a program takes, known before any key is made."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from polynext.encrypted.runtime.backends.protocol import Costs
+from polynext.encrypted.runtime.counting import Tally
+from polynext.encrypted.runtime.execution import encode_program, execute
+from polynext.encrypted.runtime.parameters import Parameters
+from polynext.encrypted.runtime.program import Program
+
+MEBIBYTE = 2**20
+
+
+# Python with numpy, scipy and SEAL, as `polynext encrypted run` has loaded them before it reads anything.
+LIBRARY_BYTES = 64 * MEBIBYTE
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a run takes: counts are exact, bytes and seconds predictions for this machine, and so is how far the logits
+    are off: in units of the largest of the examples', and the share of predictions that change for it."""
+
+    levels: int
+    ciphertext_products: int
+    plaintext_products: int
+    rotations: int
+    rotation_keys: int
+    key_bytes: int
+    program_bytes: int
+    plaintext_bytes: int
+    ciphertext_bytes: int
+    seconds: float
+    seconds_on_two_cores: float = math.nan
+    largest_logit: float = math.nan
+    error: float = math.nan
+    flips: float = math.nan
+
+    @property
+    def peak_bytes(self) -> int:
+        """All that the server's process has at once."""
+        return LIBRARY_BYTES + self.key_bytes + self.program_bytes + self.plaintext_bytes + self.ciphertext_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_bill(program: Program, parameters: Parameters, costs: Costs) -> Bill:
+    """Runs the program without computing anything, and counts."""
+    tally = Tally(parameters, program.rotations)
+    encoded = encode_program(program, tally)
+    held = tally.plaintext_bytes
+    tally.operations.clear()
+    execute(program, encoded, tally, tally.image())
+    return Bill(
+        levels=program.depth,
+        ciphertext_products=tally.total("multiply"),
+        plaintext_products=tally.total("multiply_plain"),
+        rotations=tally.total("rotate"),
+        rotation_keys=len(program.rotations),
+        key_bytes=parameters.key_bytes * (len(program.rotations) + 1),
+        program_bytes=sum(d.nbytes for step in program.steps for form in step.forms for _, d in form.diagonals),
+        plaintext_bytes=held,
+        ciphertext_bytes=tally.ciphertext_bytes,
+        seconds=round(costs(tally.operations), 3),
+    )
+
+
+def mebibytes(count: float) -> str:
+    return f"{count / MEBIBYTE:,.0f} MB"
