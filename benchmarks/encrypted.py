@@ -22,7 +22,7 @@ import numpy as np
 from polynext.cli.table import table
 from polynext.encrypted import Client, Server, make_plan, save_server
 from polynext.encrypted.client import EVALUATION
-from polynext.encrypted.compiler.prepare import offer_for
+from polynext.encrypted.compiler.prepare import client_spec_for
 from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.memory import peak_memory
 
@@ -82,12 +82,12 @@ def main() -> None:
         start = time.process_time()
         plan = make_plan(lower(model), images.double().numpy(), packed)
         planning = time.process_time() - start
-        bill, parameters = plan.bill, plan.parameters
+        cost, parameters = plan.cost, plan.parameters
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            offer = offer_for(plan, data.preprocessing, tuple(digits.classes))
-            save_server(plan.program, offer, folder / "server")
-            client = Client.keygen(offer, folder / "client")
+            spec = client_spec_for(plan, data.preprocessing, tuple(digits.classes))
+            save_server(plan.program, spec, folder / "server")
+            client = Client.keygen(spec, folder / "client")
             requests = [folder / "one.enc", folder / "two.enc"]
             chosen = images[: 2 * packed].double().numpy()
             client.write_request(chosen[:packed], requests[0])
@@ -104,16 +104,16 @@ def main() -> None:
                 str(stacks),
                 str(packed),
                 f"{parameters.modulus_bits} / {len(parameters.prime_bits) - 1}",
-                f"{bill.rotations} / {bill.plaintext_products} / {bill.ciphertext_products}",
-                f"{bill.rotation_keys * parameters.key_bytes / MEBIBYTE:.0f}",
+                f"{cost.rotations} / {cost.plaintext_products} / {cost.ciphertext_products}",
+                f"{cost.rotation_keys * parameters.key_bytes / MEBIBYTE:.0f}",
                 f"{seconds:.2f} ({min(took):.2f}-{max(took):.2f})",
-                f"{bill.seconds:.2f}",
+                f"{cost.seconds:.2f}",
                 f"{memory / MEBIBYTE:.0f}",
-                f"{bill.peak_bytes / MEBIBYTE:.0f}",
+                f"{cost.peak_bytes / MEBIBYTE:.0f}",
                 f"{np.abs(answers - wanted).max() / np.abs(wanted).max():.0e}",
-                f"{bill.error:.0e}",
+                f"{cost.error:.0e}",
                 *(f"{ratio:.2f}" for ratio in reversed(faster)),
-                f"{bill.seconds / bill.seconds_on_two_cores:.2f}",
+                f"{cost.seconds / cost.seconds_on_two_cores:.2f}",
                 f"{planning:.0f}",
             )
         )

@@ -21,7 +21,7 @@ import numpy as np
 
 from polynext.encrypted.client import EVALUATION, Client, OutOfRangeError
 from polynext.encrypted.runtime.cost import MEBIBYTE
-from polynext.encrypted.server import Server, load_offer
+from polynext.encrypted.server import Server, load_client_spec
 from polynext.memory import peak_memory
 
 # The server's process reads this file too, and its memory is measured: torch is imported where it is needed.
@@ -64,17 +64,17 @@ def main() -> None:
     folder, run = options.out, trained(options.network)
     if not (folder / "client").is_dir():
         prepare(run, folder / "server", options.packed, limits(options.network, None, None, None))
-        Client.keygen(load_offer(folder / "server"), folder / "client")
+        Client.keygen(load_client_spec(folder / "server"), folder / "client")
     client = Client.load(folder / "client")
     images, labels, _ = run.images("test", options.images)
-    starts = list(range(0, len(images), client.offer.images))
+    starts = list(range(0, len(images), client.spec.images))
     left = [start for start in starts if not (folder / f"{start}.json").is_file()]
     if options.report:
         starts = [start for start in starts if start not in left]
-        chosen = [start + i for start in starts for i in range(client.offer.images) if start + i < len(images)]
+        chosen = [start + i for start in starts for i in range(client.spec.images) if start + i < len(images)]
         images, labels, left = images[chosen], labels[chosen], []
     for start in left:
-        client.write_request(images[start : start + client.offer.images], folder / f"{start}.request.enc")
+        client.write_request(images[start : start + client.spec.images], folder / f"{start}.request.enc")
     shares = [left[i :: options.processes] for i in range(options.processes)]
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         memory = max(pool.map(answer, [folder] * len(shares), shares)) if left else 0
@@ -84,7 +84,7 @@ def main() -> None:
         clear = run.model.double()(torch.from_numpy(images)).numpy()
     seconds = [json.loads((folder / f"{start}.json").read_text())["seconds"] for start in starts]
     answered = ~np.isnan(encrypted).any(axis=1)
-    limit = client.offer.largest_logit
+    limit = client.spec.largest_logit
     beyond = np.abs(clear).max(axis=1) > limit
     print(f"{answered.sum()} of {len(images)} images answered; beyond {limit:.1f} in the clear: {beyond.sum()}")
     print(f"refused though they are not beyond, or answered though they are: {(answered == beyond).sum()}")
@@ -93,20 +93,20 @@ def main() -> None:
     encrypted, clear, labels = encrypted[answered], clear[answered], labels[answered]
     same = int((encrypted.argmax(axis=1) == clear.argmax(axis=1)).sum())
     errors = np.abs(encrypted - clear).max(axis=1) / np.abs(clear).max()
-    bill = client.offer.bill
+    cost = client.spec.cost
     print(f"of those answered, predictions that are the clear ones: {same} of {len(clear)}")
     for what, logits in (("in the clear", clear), ("encrypted", encrypted)):
         print(f"accuracy on these, {what}: {100 * (logits.argmax(axis=1) == labels).mean():.1f}%")
     print(
         f"logits off by at most {errors.max():.1e} of the largest, {np.median(errors):.1e} in the median, "
-        f"{bill.error:.1e} predicted"
+        f"{cost.error:.1e} predicted"
     )
     print(
-        f"{median(seconds):.1f} s a ciphertext of {client.offer.images} (median of {len(seconds)}, "
-        f"{min(seconds):.1f} to {max(seconds):.1f}), {bill.seconds:.1f} predicted"
+        f"{median(seconds):.1f} s a ciphertext of {client.spec.images} (median of {len(seconds)}, "
+        f"{min(seconds):.1f} to {max(seconds):.1f}), {cost.seconds:.1f} predicted"
     )
     if memory:
-        print(f"{memory / MEBIBYTE:.0f} MB of memory, {bill.peak_bytes / MEBIBYTE:.0f} predicted")
+        print(f"{memory / MEBIBYTE:.0f} MB of memory, {cost.peak_bytes / MEBIBYTE:.0f} predicted")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import numpy as np
 from polynext.cli.table import table
 from polynext.encrypted import Client, Limits, Plan, Server, make_plan, save_server
 from polynext.encrypted.client import EVALUATION
-from polynext.encrypted.compiler.prepare import offer_for
+from polynext.encrypted.compiler.prepare import client_spec_for
 from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.memory import peak_memory
 from polynext.preprocessing import Preprocessing
@@ -77,9 +77,9 @@ def serve(folder: Path, repeats: int) -> tuple[list[float], int, list[float]]:
 def measured(plan: Plan, images: Any, wanted: Any, repeats: int) -> tuple[str, ...]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        offer = offer_for(plan, Preprocessing(size=32, resize=32), tuple("0123456789"))
-        save_server(plan.program, offer, folder / "server")
-        client = Client.keygen(offer, folder / "client")
+        spec = client_spec_for(plan, Preprocessing(size=32, resize=32), tuple("0123456789"))
+        save_server(plan.program, spec, folder / "server")
+        client = Client.keygen(spec, folder / "client")
         client.write_request(images[: plan.images], folder / "request.enc")
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             took, memory, faster = pool.submit(serve, folder, repeats).result()
@@ -105,16 +105,16 @@ def main() -> None:
         start = time.process_time()
         plan = make_plan(circuit, images, options.images, LIMITS)
         planning = time.process_time() - start
-        bill, parameters = plan.bill, plan.parameters
+        cost, parameters = plan.cost, plan.parameters
         planned = (
             name,
             f"{parameters.modulus_bits} / {len(parameters.prime_bits)}",
-            f"{bill.rotations} / {bill.plaintext_products} / {bill.ciphertext_products}",
-            f"{bill.rotation_keys}, {bill.key_bytes / MEBIBYTE:.0f}",
-            f"{bill.peak_bytes / MEBIBYTE:.0f}",
-            f"{bill.seconds:.1f}",
-            f"{bill.seconds_on_two_cores:.1f}",
-            f"{bill.error:.0e}",
+            f"{cost.rotations} / {cost.plaintext_products} / {cost.ciphertext_products}",
+            f"{cost.rotation_keys}, {cost.key_bytes / MEBIBYTE:.0f}",
+            f"{cost.peak_bytes / MEBIBYTE:.0f}",
+            f"{cost.seconds:.1f}",
+            f"{cost.seconds_on_two_cores:.1f}",
+            f"{cost.error:.0e}",
             f"{planning:.0f}",
         )
         rows.append((*planned, *(measured(plan, images, circuit(images), options.repeats) if options.run else ())))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from polynext.cli.table import table
-from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, embedded_server
+from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, shipped_server
 from polynext.encrypted.remote import connect
 from polynext.preprocessing import open_picture
 from tests.service import browser
@@ -121,7 +121,7 @@ def main() -> None:
     given = parser.parse_args()
     if why := browser.missing():
         raise SystemExit(f"this needs the page and a browser, and {why}.")
-    folder = embedded_server({each.name: each for each in (DIGITS, CIFAR10)}[given.network])
+    folder = shipped_server({each.name: each for each in (DIGITS, CIFAR10)}[given.network])
     with tempfile.TemporaryDirectory() as data, browser_memory() as memory:
         running = Running(Path(data), folder)
         sample = next(iter(running.networks[given.network].samples.values()))

@@ -124,7 +124,7 @@ def python(code: str) -> str:
 
 
 def test_clients_and_servers_need_neither_torch_nor_the_compiler() -> None:
-    loads = "import sys; from polynext.encrypted import Client, Offer, RemoteClient, Server, connect"
+    loads = "import sys; from polynext.encrypted import Client, ClientSpec, RemoteClient, Server, connect"
     heavy = ("torch", "timm", "scipy", "polynext.encrypted.compiler", "polynext.circuit")
     assert python(f"{loads}; print([name for name in {heavy} if name in sys.modules])") == "[]"
 

@@ -16,7 +16,7 @@ from PIL.Image import Image
 
 from polynext.cli.commands import Command, Commands
 from polynext.cli.table import table
-from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.compiler.planner import Limits, Plan
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.cost import MEBIBYTE, mebibytes
@@ -57,13 +57,13 @@ def plan(
             jsonlib.dumps(
                 {
                     "parameters": made.parameters.to_json(),
-                    "bill": {**made.bill.to_json(), "peak_bytes": made.bill.peak_bytes},
+                    "cost": {**made.cost.to_json(), "peak_bytes": made.cost.peak_bytes},
                 },
                 indent=2,
             )
         )
     else:
-        print_bill(made)
+        print_cost(made)
 
 
 def prepare(
@@ -80,7 +80,7 @@ def prepare(
     Args:
         network: folder of a training run of a fully polynomial model, a file of its weights, or one of the networks in
             the package: digits, cifar10.
-        out: the server's folder; its offer.json is for clients and holds no weights.
+        out: the server's folder; its client_spec.json is for clients and holds no weights.
         images: how many go into one ciphertext.
         memory: megabytes that the server's process may take: 2048, unless a network of the package needs more.
         key_memory: megabytes that rotation keys may take: 300, unless a network of the package needs more.
@@ -89,21 +89,21 @@ def prepare(
     """
     from polynext.encrypted.compiler.prepare import prepare as prepare_server
 
-    print_bill(prepare_server(trained(network), out, images, limits(network, memory, key_memory, error), samples))
-    print(f"\n{out / 'offer.json'} is for clients.")
+    print_cost(prepare_server(trained(network), out, images, limits(network, memory, key_memory, error), samples))
+    print(f"\n{out / 'client_spec.json'} is for clients.")
 
 
-def keygen(offer: Annotated[Path, tyro.conf.Positional], out: Path = Path("client")) -> None:
+def keygen(spec: Annotated[Path, tyro.conf.Positional], out: Path = Path("client")) -> None:
     """The client's first step: make keys for a server's offer.
 
     Args:
-        offer: the server's offer.json.
+        spec: the server's client_spec.json.
         out: the client's folder. secret.key stays there; evaluation.keys is for the server.
     """
     from polynext.encrypted.client import EVALUATION, SECRET, Client
 
     start = time.perf_counter()
-    Client.keygen(Offer.load(offer), out)
+    Client.keygen(ClientSpec.load(spec), out)
     size = (out / EVALUATION).stat().st_size
     print(f"{out / SECRET} stays with you; send {out / EVALUATION} ({mebibytes(size)}) to the server.")
     print(f"{time.perf_counter() - start:.1f} s")
@@ -129,7 +129,7 @@ def encrypt(
     if bool(images) == bool(digits):
         raise PolyNeXtError("give image files to encrypt, or --digits with how many embedded test digits.")
     mine = Client.load(client)
-    prepared = prepared_pictures(images, digits, mine.offer.preprocessing)
+    prepared = prepared_pictures(images, digits, mine.spec.preprocessing)
     mine.write_request(prepared, out)
     print(f"{out}: {len(prepared)} images in {mebibytes(out.stat().st_size)}")
 
@@ -179,7 +179,7 @@ def decrypt(reply: Annotated[Path, tyro.conf.Positional], client: Path = Path("c
         logits = mine.read_answer(reply)
     except OutOfRangeError as error:  # the other images have their answers all the same
         logits, refused = error.logits, error
-    print_answers([None if np.isnan(row).any() else mine.offer.classes[row.argmax()] for row in logits], logits, json)
+    print_answers([None if np.isnan(row).any() else mine.spec.classes[row.argmax()] for row in logits], logits, json)
     if refused is not None:
         raise refused
 
@@ -249,19 +249,19 @@ def serve(
 
 def prepared_folder(name: str) -> Path:
     """A server's folder, or the one of a network of the package."""
-    from polynext.encrypted.compiler.shipped import embedded_server, find_embedded
+    from polynext.encrypted.compiler.shipped import find_shipped, shipped_server
 
-    embedded = find_embedded(name)
-    if embedded is None:
+    shipped = find_shipped(name)
+    if shipped is None:
         return Path(name)
     print(f"Preparing the {name} network of the package: the first time up to a minute.", file=sys.stderr)
-    return embedded_server(embedded)
+    return shipped_server(shipped)
 
 
 def ask(
     url: Annotated[str, tyro.conf.Positional],
     images: Annotated[list[Path], tyro.conf.Positional] = [],  # noqa: B006  (tyro reads it as "none")
-    offer: str | None = None,
+    network: str | None = None,
     keys: Path | None = None,
     token: str | None = None,
     digits: int = 0,
@@ -273,7 +273,7 @@ def ask(
     Args:
         url: where the service is, such as http://127.0.0.1:8000.
         images: image files; they are resized to what the network takes.
-        offer: which of the service's networks to ask, if it has several.
+        network: which of the service's networks to ask, if it has several.
         keys: folder for the keys; one in the user's data folder by default.
         token: if the service wants one; the environment variable POLYNEXT_TOKEN will do as well.
         digits: ask about the first so many of the embedded test digits instead of files.
@@ -285,7 +285,7 @@ def ask(
     require_at_least(0, digits=digits)
     if bool(images) == bool(digits):
         raise PolyNeXtError("give image files to ask about, or --digits with how many embedded test digits.")
-    client = connect(url, offer, keys, token or os.environ.get("POLYNEXT_TOKEN"), timeout)
+    client = connect(url, network, keys, token or os.environ.get("POLYNEXT_TOKEN"), timeout)
     answer = client.predict(test_digits(digits) if digits else images)
     print_answers(answer.labels, answer.logits, json)
 
@@ -312,13 +312,13 @@ def demo(
     """
     from polynext.cli.encrypted_demo import demonstrate, make_folders
     from polynext.encrypted.compiler.prepare import prepare
-    from polynext.encrypted.compiler.shipped import embedded_server, find_embedded
+    from polynext.encrypted.compiler.shipped import find_shipped, shipped_server
 
     require_at_least(1, images=images, packed=packed)
     make_folders(out)
-    run, server, embedded = trained(network), out / "server", find_embedded(network)
-    if embedded is not None and packed == 1 and memory is key_memory is error is None:
-        shutil.copytree(embedded_server(embedded), server, dirs_exist_ok=True)
+    run, server, shipped = trained(network), out / "server", find_shipped(network)
+    if shipped is not None and packed == 1 and memory is key_memory is error is None:
+        shutil.copytree(shipped_server(shipped), server, dirs_exist_ok=True)
     else:
         prepare(run, server, packed, limits(network, memory, key_memory, error))
     demonstrate(run, server, images, out)
@@ -326,19 +326,19 @@ def demo(
 
 def trained(network: str) -> "Run":
     """A network of the package by its short name, or any other that is on the disk."""
-    from polynext.encrypted.compiler.shipped import find_embedded
+    from polynext.encrypted.compiler.shipped import find_shipped
     from polynext.runs import load_run
 
-    embedded = find_embedded(network)
-    return load_run(network) if embedded is None else embedded.load()
+    shipped = find_shipped(network)
+    return load_run(network) if shipped is None else shipped.load()
 
 
 def limits(network: str, memory: int | None, key_memory: int | None, error: float | None) -> Limits:
     """A network's own, or everybody's, but for those that were given."""
-    from polynext.encrypted.compiler.shipped import find_embedded
+    from polynext.encrypted.compiler.shipped import find_shipped
 
-    embedded = find_embedded(network)
-    own = Limits() if embedded is None else embedded.limits
+    shipped = find_shipped(network)
+    own = Limits() if shipped is None else shipped.limits
     return replace(
         own,
         memory=own.memory if memory is None else memory * MEBIBYTE,
@@ -360,29 +360,29 @@ def test_digits(count: int) -> list[Image]:
     return [examples.image(i) for i in range(min(count, len(examples)))]
 
 
-def print_bill(made: Plan | Offer) -> None:
-    print(table(("encrypted inference", ""), bill_rows(made)))
+def print_cost(made: Plan | ClientSpec) -> None:
+    print(table(("encrypted inference", ""), cost_rows(made)))
 
 
-def bill_rows(made: Plan | Offer) -> list[tuple[str, str]]:
-    bill, parameters = made.bill, made.parameters
+def cost_rows(made: Plan | ClientSpec) -> list[tuple[str, str]]:
+    cost, parameters = made.cost, made.parameters
     images, backend = made.images, get_backend(made.backend)
     return [
         ("images in a ciphertext", str(images)),
         ("ring degree", f"2^{parameters.ring_degree.bit_length() - 1}"),
         ("modulus", f"{parameters.modulus_bits} bits in {len(parameters.prime_bits)} primes"),
         ("security", f"{backend.security.bits} bits" if backend.encrypts else "none: nothing is encrypted"),
-        ("levels", str(bill.levels)),
-        ("rotations", str(bill.rotations)),
-        ("plaintext products", str(bill.plaintext_products)),
-        ("ciphertext products", str(bill.ciphertext_products)),
-        ("rotation keys", f"{bill.rotation_keys}, {mebibytes(bill.rotation_keys * parameters.key_bytes)}"),
-        ("encoded weights", mebibytes(bill.plaintext_bytes)),
-        ("ciphertexts at most", mebibytes(bill.ciphertext_bytes)),
-        ("the server's memory", mebibytes(bill.peak_bytes)),
-        ("predicted on one core", seconds(bill.seconds, images)),
-        ("and on two", seconds(bill.seconds_on_two_cores, images)),
-        ("logits off by at most", f"{bill.error:.0e} of the largest, which changes {bill.flips:.2%} of predictions"),
+        ("levels", str(cost.levels)),
+        ("rotations", str(cost.rotations)),
+        ("plaintext products", str(cost.plaintext_products)),
+        ("ciphertext products", str(cost.ciphertext_products)),
+        ("rotation keys", f"{cost.rotation_keys}, {mebibytes(cost.rotation_keys * parameters.key_bytes)}"),
+        ("encoded weights", mebibytes(cost.plaintext_bytes)),
+        ("ciphertexts at most", mebibytes(cost.ciphertext_bytes)),
+        ("the server's memory", mebibytes(cost.peak_bytes)),
+        ("predicted on one core", seconds(cost.seconds, images)),
+        ("and on two", seconds(cost.seconds_on_two_cores, images)),
+        ("logits off by at most", f"{cost.error:.0e} of the largest, which changes {cost.flips:.2%} of predictions"),
     ]
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from polynext.cli.encrypted import print_bill
+from polynext.cli.encrypted import print_cost
 from polynext.cli.table import table
 from polynext.encrypted.client import EVALUATION, Client
 from polynext.encrypted.runtime.backends.protocol import Savable
 from polynext.encrypted.runtime.cost import mebibytes
-from polynext.encrypted.server import load_offer, serve
+from polynext.encrypted.server import load_client_spec, serve
 from polynext.errors import PolyNeXtError
 from polynext.runs import Run
 
@@ -55,10 +55,10 @@ def demonstrate(trained: Run, server: Path, images: int, out: Path) -> None:
 
     `out` has the folders that `make_folders` made.
     """
-    offer = load_offer(server)
-    print_bill(offer)
-    packed = offer.images
-    client = Client.keygen(offer, out / "client")
+    spec = load_client_spec(server)
+    print_cost(spec)
+    packed = spec.images
+    client = Client.keygen(spec, out / "client")
 
     prepared, labels, pixels = trained.images("test", images)
     starts = range(0, len(prepared), packed)
@@ -75,8 +75,8 @@ def demonstrate(trained: Run, server: Path, images: int, out: Path) -> None:
     print()
     print_answers(answers, trained.class_names)
     print(
-        f"\n{np.median(took):.2f} s a ciphertext (median of {len(took)}), predicted {offer.bill.seconds:.2f} s. "
-        f"The server took {mebibytes(memory)} of memory, predicted {mebibytes(offer.bill.peak_bytes)}."
+        f"\n{np.median(took):.2f} s a ciphertext (median of {len(took)}), predicted {spec.cost.seconds:.2f} s. "
+        f"The server took {mebibytes(memory)} of memory, predicted {mebibytes(spec.cost.peak_bytes)}."
     )
     (ciphertext,) = client.encrypt(prepared[:1])
     draw(answers[0], ciphertext_picture(ciphertext), trained.class_names, out / "demo.png")

@@ -1,6 +1,6 @@
 from .client import Client as Client
 from .client import OutOfRangeError as OutOfRangeError
-from .client_spec import Offer as Offer
+from .client_spec import ClientSpec as ClientSpec
 from .compiler.planner import Limits as Limits
 from .compiler.planner import Plan as Plan
 from .compiler.planner import make_plan as make_plan

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from polynext.arrays import Array
-from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.files import check_fits, header_for, key_names, numbered, read_header, unpacked, write_parts
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, SecretKey
 from polynext.errors import PolyNeXtError
 
-SECRET, OFFER, EVALUATION = "secret.key", "offer.json", "evaluation.keys"
+SECRET, CLIENT_SPEC, EVALUATION = "secret.key", "client_spec.json", "evaluation.keys"
 
 
 class OutOfRangeError(PolyNeXtError):
@@ -38,73 +38,73 @@ class Client:
     An offer of a backend that does not encrypt is refused, unless the images need no protection.
     """
 
-    offer: Offer
+    spec: ClientSpec
     secret: SecretKey
     key: str
     allow_unencrypted: bool = False
 
     def __post_init__(self) -> None:
-        if not (self.allow_unencrypted or get_backend(self.offer.backend).encrypts):
+        if not (self.allow_unencrypted or get_backend(self.spec.backend).encrypts):
             raise PolyNeXtError(
-                f"this offer is of the {self.offer.backend} backend, which encrypts nothing, so that everybody could "
+                f"this offer is of the {self.spec.backend} backend, which encrypts nothing, so that everybody could "
                 "read the images: send none, and ask the server for an offer of a backend that encrypts."
             )
 
     @classmethod
-    def keygen(cls, offer: Offer, folder: Path, allow_unencrypted: bool = False) -> "Client":
+    def keygen(cls, spec: ClientSpec, folder: Path, allow_unencrypted: bool = False) -> "Client":
         """New keys. The folder gets the secret key, which stays there, and the evaluation keys, for the server."""
         if (folder / SECRET).exists():
             raise PolyNeXtError(f"{folder} holds a secret key already: choose another folder, or remove it yourself.")
-        ring = get_backend(offer.backend).ring(offer.parameters)
-        client = cls(offer, ring.generate_key(), secrets.token_hex(8), allow_unencrypted)
-        header = header_for(offer, client.key)
+        ring = get_backend(spec.backend).ring(spec.parameters)
+        client = cls(spec, ring.generate_key(), secrets.token_hex(8), allow_unencrypted)
+        header = header_for(spec, client.key)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_parts(folder / SECRET, "secret", header, {"secret": client.secret}, mode=0o600)
-        offer.save(folder / OFFER)
-        keys = client.secret.sendable_keys(offer.rotations)
-        rotations = {name: keys.rotations[step] for step, name in key_names(offer.rotations).items()}
+        spec.save(folder / CLIENT_SPEC)
+        keys = client.secret.sendable_keys(spec.rotations)
+        rotations = {name: keys.rotations[step] for step, name in key_names(spec.rotations).items()}
         parts = {"relinearisation": keys.relinearisation, **rotations}
         write_parts(folder / EVALUATION, "evaluation", header, parts)
         return client
 
     @classmethod
     def load(cls, folder: Path, allow_unencrypted: bool = False) -> "Client":
-        offer = Offer.load(folder / OFFER)
+        spec = ClientSpec.load(folder / CLIENT_SPEC)
         header = read_header(folder / SECRET, "secret")
-        check_fits(folder / SECRET, header, offer)
-        ring = get_backend(offer.backend).ring(offer.parameters)
+        check_fits(folder / SECRET, header, spec)
+        ring = get_backend(spec.backend).ring(spec.parameters)
         with unpacked(folder / SECRET, ["secret"]) as parts:
-            return cls(offer, ring.load_key(parts["secret"]), header["key"], allow_unencrypted)
+            return cls(spec, ring.load_key(parts["secret"]), header["key"], allow_unencrypted)
 
     def encrypt(self, images: Array) -> list[Ciphertext]:
         """Normalised images (n, *image shape), as many to a ciphertext as it holds."""
         images = np.asarray(images, dtype=np.float64)
-        if images.shape[1:] != self.offer.image_shape:
-            given, wanted = ("x".join(map(str, s)) for s in (images.shape[1:], self.offer.image_shape))
+        if images.shape[1:] != self.spec.image_shape:
+            given, wanted = ("x".join(map(str, s)) for s in (images.shape[1:], self.spec.image_shape))
             raise PolyNeXtError(f"the images are {given}, and the network takes {wanted}: resize or convert them.")
-        size = self.offer.images
-        return [self.secret.encrypt(self.offer.pack(images[i : i + size])) for i in range(0, len(images), size)]
+        size = self.spec.images
+        return [self.secret.encrypt(self.spec.pack(images[i : i + size])) for i in range(0, len(images), size)]
 
     def decrypt(self, ciphertexts: Sequence[Ciphertext], count: int) -> Array:
         """The logits (count, classes)."""
-        unpack = self.offer.result_layout.unpack
+        unpack = self.spec.result_layout.unpack
         logits = np.concatenate([unpack(self.secret.decrypt(c)) for c in ciphertexts])[:count]
-        if not (np.abs(logits) <= self.offer.largest_logit).all():
-            raise OutOfRangeError(logits, self.offer.largest_logit)
+        if not (np.abs(logits) <= self.spec.largest_logit).all():
+            raise OutOfRangeError(logits, self.spec.largest_logit)
         return logits
 
     def write_request(self, images: Array, path: Path) -> None:
         ciphertexts = self.encrypt(images)
-        header = header_for(self.offer, self.key, images=len(images))
+        header = header_for(self.spec, self.key, images=len(images))
         names = numbered("image", len(ciphertexts))
         write_parts(path, "request", header, dict(zip(names, ciphertexts, strict=True)))
 
     def read_answer(self, path: Path) -> Array:
         """The logits in a server's answer."""
         header = read_header(path, "answer")
-        check_fits(path, header, self.offer, self.key)
-        parameters, images = self.offer.parameters, header["images"]
-        with unpacked(path, numbered("result", self.offer.ciphertexts(images))) as parts:
+        check_fits(path, header, self.spec, self.key)
+        parameters, images = self.spec.parameters, header["images"]
+        with unpacked(path, numbered("result", self.spec.ciphertexts(images))) as parts:
             load = self.secret.ring.load_ciphertext
             results = [load(p, parameters.depth, parameters.result_scale) for p in parts.values()]
         return self.decrypt(results, images)

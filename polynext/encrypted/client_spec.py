@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from polynext.arrays import Array
-from polynext.encrypted.runtime.cost import Bill
+from polynext.encrypted.runtime.cost import CostEstimate
 from polynext.encrypted.runtime.layout import Layout, same_slots
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
@@ -18,7 +18,7 @@ from polynext.encrypted.runtime.program_file import as_json
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
 
-FORMAT, VERSION = "polynext-encrypted-offer", 5
+FORMAT, VERSION = "polynext-client-spec", 6
 
 # A logit so many times as large as the largest of the examples is taken for one that wrapped around. There is room for
 # 16 times the largest, so that of images that wrap around one in 4^classes is not found.
@@ -26,7 +26,7 @@ UNHEARD_OF = 4.0
 
 
 @dataclass(frozen=True, eq=False)
-class Offer:
+class ClientSpec:
     """The backend and its parameters, rotation steps, where pixels and classes sit in the slots, how pictures are
     prepared, the bill. `library` is the server's, with its version."""
 
@@ -39,7 +39,7 @@ class Offer:
     result_layout: Layout
     preprocessing: Preprocessing
     classes: tuple[str, ...]
-    bill: Bill
+    cost: CostEstimate
 
     def describes(self, program: Program) -> bool:
         """Whether clients of this offer and a server with this program mean the same."""
@@ -59,7 +59,7 @@ class Offer:
     @property
     def largest_logit(self) -> float:
         """A larger one is no result: its image is unlike the examples, and it may have wrapped around."""
-        return UNHEARD_OF * self.bill.largest_logit
+        return UNHEARD_OF * self.cost.largest_logit
 
     def ciphertexts(self, images: int) -> int:
         """How many so many images take."""
@@ -75,7 +75,7 @@ class Offer:
     def fingerprint(self) -> str:
         """Of everything that keys and ciphertexts depend on."""
         table = self.to_json()
-        del table["library"], table["bill"], table["classes"]
+        del table["library"], table["cost"], table["classes"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Offer:
         path.write_text(json.dumps(self.to_json()))
 
     @classmethod
-    def load(cls, path: Path) -> "Offer":
+    def load(cls, path: Path) -> "ClientSpec":
         if not path.is_file():
             raise PolyNeXtError(f"there is no offer {path}: a server's `polynext encrypted prepare` writes one.")
         try:
@@ -95,7 +95,7 @@ class Offer:
             raise PolyNeXtError(f"{path} is not an offer that this version reads ({error}): get it again.") from error
 
     @classmethod
-    def from_json(cls, table: Any) -> "Offer":
+    def from_json(cls, table: Any) -> "ClientSpec":
         """What `to_json` made; what else the table has is for others."""
         try:
             if (table["format"], table["version"]) != (FORMAT, VERSION):
@@ -104,7 +104,7 @@ class Offer:
             made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
             made["parameters"] = Parameters.from_json(table["parameters"])
             made["preprocessing"] = Preprocessing.from_json(table["preprocessing"])
-            made["bill"] = Bill(**table["bill"])
+            made["cost"] = CostEstimate(**table["cost"])
             for name in ("image_layout", "result_layout"):
                 made[name] = Layout.from_json(table[name])
                 order = made[name].order

@@ -12,14 +12,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Savable
 from polynext.errors import PolyNeXtError
 from polynext.files import UNREADABLE
 
 FORMAT = "polynext-encrypted"
-VERSION = 3
+VERSION = 4
 HEADER = "header.json"
 LONGEST_HEADER = 4096  # bytes, many times what one takes
 
@@ -84,7 +84,7 @@ def read_header(path: Path, kind: str) -> dict[str, Any]:
             "use the same version of polynext on both sides."
         )
     images = header.get("images") if kind in ("request", "answer") else 1
-    names = ("offer", "backend", "library", "file_format", "key")
+    names = ("client_spec", "backend", "library", "file_format", "key")
     if type(images) is not int or images < 1 or not all(isinstance(header.get(name), str) for name in names):
         raise unreadable
     return header
@@ -129,29 +129,29 @@ def key_names(rotations: Iterable[int]) -> dict[int, str]:
     return {step: f"rotation-{step}" for step in rotations}
 
 
-def header_for(offer: Offer, key: str, **more: int) -> dict[str, Any]:
+def header_for(spec: ClientSpec, key: str, **more: int) -> dict[str, Any]:
     """What a file says of itself. `key` names the keys it goes with."""
-    backend = get_backend(offer.backend)
+    backend = get_backend(spec.backend)
     names = {"backend": backend.name, "library": backend.library, "file_format": backend.file_format}
-    return {"offer": offer.fingerprint, **names, "key": key, **more}
+    return {"client_spec": spec.fingerprint, **names, "key": key, **more}
 
 
-def check_fits(path: Path, header: Mapping[str, Any], offer: Offer, key: str | None = None) -> None:
+def check_fits(path: Path, header: Mapping[str, Any], spec: ClientSpec, key: str | None = None) -> None:
     """That a file was made for this network's parameters, and with these keys."""
-    if header["backend"] != offer.backend:
+    if header["backend"] != spec.backend:
         raise PolyNeXtError(
-            f"{path} was made by the {header['backend']} backend, and this offer is of the {offer.backend} backend: "
+            f"{path} was made by the {header['backend']} backend, and this offer is of the {spec.backend} backend: "
             "make it again with the offer of the server that is to answer."
         )
-    reads = get_backend(offer.backend).file_format
+    reads = get_backend(spec.backend).file_format
     if header["file_format"] != reads:
         raise PolyNeXtError(
             f"{path} was written by {header['file_format']} ({header['library']}), which {reads} here does not read: "
             "install the same version of the library on both sides and make the file again."
         )
-    if header["offer"] != offer.fingerprint:
+    if header["client_spec"] != spec.fingerprint:
         raise PolyNeXtError(
-            f"{path} was made for parameters {header['offer']}, and these are {offer.fingerprint}: "
+            f"{path} was made for parameters {header['client_spec']}, and these are {spec.fingerprint}: "
             "make it again with the offer of the server that is to answer."
         )
     if key is not None and header["key"] != key:

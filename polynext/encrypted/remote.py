@@ -29,7 +29,7 @@ from PIL import Image
 
 from polynext.arrays import Array
 from polynext.encrypted.client import EVALUATION, SECRET, Client
-from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.files import unpacked
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, Part
 from polynext.errors import PolyNeXtError
@@ -71,7 +71,7 @@ def show(what: str, share: float) -> None:
 
 def connect(
     url: str,
-    offer: str | None = None,
+    network: str | None = None,
     keys: Path | None = None,
     token: str | None = None,
     timeout: float = 600.0,
@@ -82,7 +82,7 @@ def connect(
 
     Args:
         url: where the service is, such as http://127.0.0.1:8000.
-        offer: which of its networks to ask; not needed if it has one.
+        network: which of its networks to ask; not needed if it has one.
         keys: folder for the keys, which only its owner may enter; by default one in the user's data folder, for
             each offer its own.
         token: the bearer token, if the service wants one.
@@ -90,7 +90,7 @@ def connect(
         progress: is told what is going on; a line on the terminal by default.
         allow_unencrypted: for tests with pictures that need no protection.
     """
-    return RemoteClient(url, offer, keys, token, timeout, progress, allow_unencrypted)
+    return RemoteClient(url, network, keys, token, timeout, progress, allow_unencrypted)
 
 
 class RemoteClient:
@@ -99,7 +99,7 @@ class RemoteClient:
     def __init__(
         self,
         url: str,
-        offer: str | None,
+        network: str | None,
         keys: Path | None,
         token: str | None,
         timeout: float,
@@ -108,7 +108,7 @@ class RemoteClient:
     ):
         if not re.match(r"https?://[^/]", url):
             raise PolyNeXtError(f"{url!r} is not the address of a service: give one like http://127.0.0.1:8000.")
-        self.url, self.offer_name, self.folder = url.rstrip("/"), offer, keys
+        self.url, self.network, self.folder = url.rstrip("/"), network, keys
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.timeout, self.progress, self.allow_unencrypted = timeout, progress, allow_unencrypted
         self.client: Client | None = None
@@ -117,28 +117,28 @@ class RemoteClient:
         """The network's answer for pictures, or for an array (n, *image shape) of normalised images."""
         return run(self.predict_async(images))
 
-    def offers(self) -> list[dict[str, Any]]:
+    def networks(self) -> list[dict[str, Any]]:
         """The networks that the service offers."""
-        return run(self.offers_async())
+        return run(self.networks_async())
 
     def forget_keys(self) -> None:
         """Has the server forget this client's keys."""
         run(self.forget_keys_async())
 
-    async def offers_async(self) -> list[dict[str, Any]]:
+    async def networks_async(self) -> list[dict[str, Any]]:
         async with self.session() as session:
             return await session.json("GET", "v1/offers")
 
     async def forget_keys_async(self) -> None:
         async with self.session() as session:
             client, _ = await self.ready(session)
-            id = (await session.announce(client.offer, await self.manifest(client)))["id"]
+            id = (await session.announce(client.spec, await self.manifest(client)))["id"]
             await session.request("DELETE", f"v1/keys/{id}")
 
     async def predict_async(self, images: "Array | Sequence[Image.Image | Path | str]") -> Prediction:
         async with self.session() as session:
             client, name = await self.ready(session)
-            prepared = prepared_images(images, client.offer)
+            prepared = prepared_images(images, client.spec)
             keys = await self.send_keys(session, client)
             self.progress("encrypting", 0)
             ciphertexts = await asyncio.to_thread(client.encrypt, prepared)
@@ -158,57 +158,57 @@ class RemoteClient:
                 tasks = [group.create_task(answered(i, ciphertext)) for i, ciphertext in enumerate(ciphertexts)]
             self.progress("answered", 1)
             logits = client.decrypt([task.result() for task in tasks], len(prepared))
-            return Prediction(logits, tuple(client.offer.classes[i] for i in logits.argmax(axis=1)))
+            return Prediction(logits, tuple(client.spec.classes[i] for i in logits.argmax(axis=1)))
 
     # Keys
 
     async def ready(self, session: "Session") -> tuple[Client, str]:
         """A client with keys for the server's offer, made now if there are none, and the offer's name."""
-        name = await self.chosen_offer(session)
+        name = await self.chosen_network(session)
         table = await session.json("GET", f"v1/offers/{name}")
         try:
-            offer = Offer.from_json(table)
+            spec = ClientSpec.from_json(table)
         except ValueError as error:
             raise PolyNeXtError(
                 f"{self.url} has an offer that this version of polynext does not read ({error}): use the same version "
                 "on both sides."
             ) from error
-        if self.client is None or self.client.offer.fingerprint != offer.fingerprint:
-            self.client = await asyncio.to_thread(self.own_client, offer)
-        self.client.offer = offer
+        if self.client is None or self.client.spec.fingerprint != spec.fingerprint:
+            self.client = await asyncio.to_thread(self.own_client, spec)
+        self.client.spec = spec
         return self.client, name
 
-    async def chosen_offer(self, session: "Session") -> str:
-        names = [offer["name"] for offer in await session.json("GET", "v1/offers")]
-        chosen = names[0] if self.offer_name is None and len(names) == 1 else self.offer_name
+    async def chosen_network(self, session: "Session") -> str:
+        names = [served["name"] for served in await session.json("GET", "v1/offers")]
+        chosen = names[0] if self.network is None and len(names) == 1 else self.network
         if chosen is None or chosen not in names:
-            asked = "no `offer` was chosen" if chosen is None else f"there is no `offer` {chosen!r}"
+            asked = "no `network` was chosen" if chosen is None else f"there is no `network` {chosen!r}"
             raise PolyNeXtError(f"{asked} at {self.url}: choose one of {', '.join(names)}.")
         return chosen
 
-    def own_client(self, offer: Offer) -> Client:
-        folder = self.key_folder(offer)
+    def own_client(self, spec: ClientSpec) -> Client:
+        folder = self.key_folder(spec)
         if (folder / SECRET).exists():
             client = Client.load(folder, self.allow_unencrypted)
-            if client.offer.fingerprint != offer.fingerprint:
+            if client.spec.fingerprint != spec.fingerprint:
                 raise PolyNeXtError(
-                    f"{folder} holds keys for parameters {client.offer.fingerprint}, and this offer has "
-                    f"{offer.fingerprint}: choose another folder for `keys`."
+                    f"{folder} holds keys for parameters {client.spec.fingerprint}, and this offer has "
+                    f"{spec.fingerprint}: choose another folder for `keys`."
                 )
             return client
         self.progress("making keys", 0)
-        client = Client.keygen(offer, folder, self.allow_unencrypted)
+        client = Client.keygen(spec, folder, self.allow_unencrypted)
         self.progress("making keys", 1)
         return client
 
-    def key_folder(self, offer: Offer) -> Path:
-        folder = self.folder or platformdirs.user_data_path("polynext") / "keys" / offer.fingerprint
+    def key_folder(self, spec: ClientSpec) -> Path:
+        folder = self.folder or platformdirs.user_data_path("polynext") / "keys" / spec.fingerprint
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
     async def manifest(self, client: Client) -> list[dict[str, Any]]:
         """Names, lengths and hashes of the parts of the evaluation keys."""
-        file = self.key_folder(client.offer) / MANIFEST
+        file = self.key_folder(client.spec) / MANIFEST
         if not file.exists():
             with self.parts(client) as parts:
                 made = [await asyncio.to_thread(describe, name, path) for name, path in parts.items()]
@@ -216,13 +216,13 @@ class RemoteClient:
         return json.loads(file.read_text())
 
     def parts(self, client: Client) -> Any:
-        names = [part.name for part in Part.keys(client.offer.rotations)]
-        return unpacked(self.key_folder(client.offer) / EVALUATION, names)
+        names = [part.name for part in Part.keys(client.spec.rotations)]
+        return unpacked(self.key_folder(client.spec) / EVALUATION, names)
 
     async def send_keys(self, session: "Session", client: Client) -> str:
         """Sends what the server lacks, and returns the keys' name there."""
         manifest = await self.manifest(client)
-        state = await session.announce(client.offer, manifest)
+        state = await session.announce(client.spec, manifest)
         if state["state"] == "ready":
             return state["id"]
         total = sum(part["bytes"] for part in state["parts"])
@@ -246,7 +246,7 @@ class RemoteClient:
     ) -> Ciphertext:
         """The encrypted answer to a ciphertext."""
         job, where = secrets.token_hex(16), {"offer": name, "keys": keys}
-        with tempfile.TemporaryDirectory(dir=self.key_folder(client.offer)) as folder:
+        with tempfile.TemporaryDirectory(dir=self.key_folder(client.spec)) as folder:
             file = Path(folder) / "ciphertext"
             ciphertext.save(str(file))
             body = file.read_bytes()
@@ -259,7 +259,7 @@ class RemoteClient:
                 await session.json("PUT", f"v1/jobs/{job}", params=where, content=body)
             await session.wait_for(job, progress)
             file.write_bytes((await session.request("GET", f"v1/jobs/{job}/answer")).content)
-            parameters = client.offer.parameters
+            parameters = client.spec.parameters
             answer = client.secret.ring.load_ciphertext(file, parameters.depth, parameters.result_scale)
         await session.request("DELETE", f"v1/jobs/{job}", missing_ok=True)
         return answer
@@ -319,8 +319,8 @@ class Session:
         why = str(error) or type(error).__name__
         return PolyNeXtError(f"{self.url} cannot be reached ({why}): check the address, and that the service runs.")
 
-    async def announce(self, offer: Offer, manifest: list[dict[str, Any]]) -> Any:
-        return await self.json("POST", "v1/keys", json={"offer": offer.fingerprint, "parts": manifest})
+    async def announce(self, spec: ClientSpec, manifest: list[dict[str, Any]]) -> Any:
+        return await self.json("POST", "v1/keys", json={"offer": spec.fingerprint, "parts": manifest})
 
     async def send_part(self, keys: str, part: dict[str, Any], path: Path, progress: Callable[[int], None]) -> None:
         """From where the server has it on; after a cut, from there again."""
@@ -389,11 +389,11 @@ def describe(name: str, path: Path) -> dict[str, Any]:
     return {"name": name, "bytes": path.stat().st_size, "sha256": digest}
 
 
-def prepared_images(images: "Array | Sequence[Image.Image | Path | str]", offer: Offer) -> Array:
+def prepared_images(images: "Array | Sequence[Image.Image | Path | str]", spec: ClientSpec) -> Array:
     if isinstance(images, np.ndarray):
         prepared = np.asarray(images, dtype=np.float64)
     else:
-        prepare = offer.preprocessing
+        prepare = spec.preprocessing
         prepared = np.array([prepare(picture).astype(np.float64) for picture in opened(images)])
     if len(prepared) == 0:
         raise PolyNeXtError("there is no image to ask about: give at least one.")

@@ -5,7 +5,7 @@ import time
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
-from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.files import (
     check_fits,
     folder_beside,
@@ -26,33 +26,33 @@ from polynext.errors import PolyNeXtError
 from polynext.memory import peak_memory
 
 # Samples are pictures that everybody may see, to try the network with; a folder need not have them.
-PROGRAM, OFFER, SAMPLES = "program.npz", "offer.json", "samples"
+PROGRAM, CLIENT_SPEC, SAMPLES = "program.npz", "client_spec.json", "samples"
 
 
-def save_server(program: Program, offer: Offer, folder: Path) -> None:
+def save_server(program: Program, spec: ClientSpec, folder: Path) -> None:
     """What a server keeps: the program, with the network's weights, and the offer for clients."""
     folder.mkdir(parents=True, exist_ok=True)
     save_program(program, folder / PROGRAM)
-    offer.save(folder / OFFER)
+    spec.save(folder / CLIENT_SPEC)
 
 
-def load_offer(folder: Path) -> Offer:
+def load_client_spec(folder: Path) -> ClientSpec:
     """The offer in a server's folder, if that has all it should."""
-    for name in (PROGRAM, OFFER):
+    for name in (PROGRAM, CLIENT_SPEC):
         if not (folder / name).is_file():
             raise PolyNeXtError(
                 f"{folder} has no {name}, which `polynext encrypted prepare` writes: run it, again if it was an "
                 "earlier version's."
             )
-    return Offer.load(folder / OFFER)
+    return ClientSpec.load(folder / CLIENT_SPEC)
 
 
-def load_server(folder: Path, offer: Offer) -> Program:
+def load_server(folder: Path, spec: ClientSpec) -> Program:
     """The program in a server's folder, if it keeps the offer's promises."""
     program = load_program(folder / PROGRAM)
-    if not offer.describes(program):
+    if not spec.describes(program):
         raise PolyNeXtError(
-            f"{PROGRAM} and {OFFER} in {folder} do not go together: run `polynext encrypted prepare` again."
+            f"{PROGRAM} and {CLIENT_SPEC} in {folder} do not go together: run `polynext encrypted prepare` again."
         )
     return program
 
@@ -60,41 +60,41 @@ def load_server(folder: Path, offer: Offer) -> Program:
 class Server:
     """A network with one client's evaluation keys: its diagonals are encoded once and kept."""
 
-    def __init__(self, program: Program, offer: Offer, keys: EvaluationKeys, ring: Ring, key: str = ""):
-        self.program, self.offer, self.ring, self.key = program, offer, ring, key
+    def __init__(self, program: Program, spec: ClientSpec, keys: EvaluationKeys, ring: Ring, key: str = ""):
+        self.program, self.spec, self.ring, self.key = program, spec, ring, key
         self.evaluator = ring.evaluator(keys)
         self.encoded = encode_program(program, self.evaluator)
 
     @classmethod
     def load(cls, folder: Path, keys: Path) -> "Server":
-        offer = load_offer(folder)
+        spec = load_client_spec(folder)
         header = read_header(keys, "evaluation")
-        check_fits(keys, header, offer)
-        program = load_server(folder, offer)
-        ring = get_backend(offer.backend).ring(offer.parameters)
-        names = key_names(offer.rotations)
+        check_fits(keys, header, spec)
+        program = load_server(folder, spec)
+        ring = get_backend(spec.backend).ring(spec.parameters)
+        names = key_names(spec.rotations)
         with unpacked(keys, ["relinearisation", *names.values()]) as parts:
             rotations = {step: parts[name] for step, name in names.items()}
             loaded = ring.load_evaluation_keys(parts["relinearisation"], rotations)
-        return cls(program, offer, loaded, ring, header["key"])
+        return cls(program, spec, loaded, ring, header["key"])
 
     def answer(self, ciphertext: Ciphertext, processes: int = 1) -> Ciphertext:
         """The encrypted logits of an encrypted image, or of as many images as it holds, by several processes."""
         if processes <= 1:
             return execute(self.program, self.encoded, self.evaluator, ciphertext)
-        costs = get_backend(self.offer.backend).costs(self.offer.parameters.ring_degree)
+        costs = get_backend(self.spec.backend).costs(self.spec.parameters.ring_degree)
         shared = Shared(self.program, self.encoded, self.evaluator, costs, processes)
         return shared.best().run(ciphertext, self.ring)
 
     def answer_request(self, request: Path, path: Path, processes: int = 1) -> None:
         """Answers all ciphertexts of a request file into an answer file, several at a time if asked."""
         header = read_header(request, "request")
-        check_fits(request, header, self.offer, self.key)
-        count = self.offer.ciphertexts(header["images"])
+        check_fits(request, header, self.spec, self.key)
+        count = self.spec.ciphertexts(header["images"])
         with unpacked(request, numbered("image", count)) as parts, folder_beside(path) as folder:
             targets = [Path(folder) / name for name in numbered("result", count)]
             self.work(list(zip(parts.values(), targets, strict=True)), processes)
-            answered = header_for(self.offer, self.key, images=header["images"])
+            answered = header_for(self.spec, self.key, images=header["images"])
             write_parts(path, "answer", answered, {target.name: target for target in targets})
 
     def work(self, tasks: list[tuple[Path, Path]], processes: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, EvaluationKeys, Evaluator, Part
 from polynext.encrypted.runtime.execution import encode_program, execute
-from polynext.encrypted.server import load_offer, load_server
+from polynext.encrypted.server import load_client_spec, load_server
 from polynext.errors import PolyNeXtError
 
 FORK = multiprocessing.get_context("fork")
@@ -40,16 +40,16 @@ class Loaded:
     """A network ready to compute, for whatever keys."""
 
     def __init__(self, folder: Path):
-        self.offer = load_offer(folder)
-        self.program = load_server(folder, self.offer)
-        self.ring = get_backend(self.offer.backend).ring(self.offer.parameters)
+        self.spec = load_client_spec(folder)
+        self.program = load_server(folder, self.spec)
+        self.ring = get_backend(self.spec.backend).ring(self.spec.parameters)
         without_keys: Any = None
         self.encoded = encode_program(self.program, self.ring.evaluator(EvaluationKeys(without_keys, {})))
-        bill = self.offer.bill
-        self.operations = bill.rotations + bill.ciphertext_products
+        cost = self.spec.cost
+        self.operations = cost.rotations + cost.ciphertext_products
 
     def load_keys(self, folder: Path) -> EvaluationKeys:
-        rotations = {part.step: folder / part.name for part in Part.keys(self.offer.rotations)[1:]}
+        rotations = {part.step: folder / part.name for part in Part.keys(self.spec.rotations)[1:]}
         return self.ring.load_evaluation_keys(folder / "relinearisation", rotations)
 
     def answer(self, assignment: Assignment, keys: EvaluationKeys, report: Connection) -> None:
@@ -112,7 +112,7 @@ class KeyCache:
 
     def get(self, network: Loaded, assignment: Assignment) -> EvaluationKeys:
         if assignment.keys not in self.held:
-            size = network.offer.bill.key_bytes
+            size = network.spec.cost.key_bytes
             while self.held and self.bytes + size > self.most_bytes:
                 self.held.popitem(last=False)
             self.held[assignment.keys] = network.load_keys(assignment.key_folder), size

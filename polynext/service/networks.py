@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Part, Ring
-from polynext.encrypted.server import SAMPLES, load_offer
+from polynext.encrypted.server import SAMPLES, load_client_spec
 from polynext.errors import PolyNeXtError
 
 CIPHERTEXT = Part("ciphertext")
@@ -25,20 +25,20 @@ class Network:
 
     name: str
     folder: Path
-    offer: Offer
+    spec: ClientSpec
 
     @cached_property
     def ring(self) -> Ring:
-        return get_backend(self.offer.backend).ring(self.offer.parameters)
+        return get_backend(self.spec.backend).ring(self.spec.parameters)
 
     @cached_property
     def parts(self) -> dict[str, Part]:
         """What evaluation keys for this network consist of."""
-        return {part.name: part for part in Part.keys(self.offer.rotations)}
+        return {part.name: part for part in Part.keys(self.spec.rotations)}
 
     @property
     def encrypts(self) -> bool:
-        return get_backend(self.offer.backend).encrypts
+        return get_backend(self.spec.backend).encrypts
 
     @cached_property
     def samples(self) -> dict[str, Path]:
@@ -46,30 +46,30 @@ class Network:
         return {path.name: path for path in sorted((self.folder / SAMPLES).glob("*.png")) if NAME.fullmatch(path.name)}
 
     def summary(self) -> dict[str, Any]:
-        offer = self.offer
+        spec = self.spec
         return {
             "name": self.name,
-            "fingerprint": offer.fingerprint,
-            "backend": offer.backend,
+            "fingerprint": spec.fingerprint,
+            "backend": spec.backend,
             "encrypts": self.encrypts,
-            "classes": list(offer.classes),
-            "image_shape": list(offer.image_shape),
-            "images": offer.images,
+            "classes": list(spec.classes),
+            "image_shape": list(spec.image_shape),
+            "images": spec.images,
             "upload_bytes": sum(self.ring.most_bytes(part) for part in self.parts.values()) // 2,  # seeded ones
-            "seconds": offer.bill.seconds,
+            "seconds": spec.cost.seconds,
         }
 
     @cached_property
     def description(self) -> dict[str, Any]:
         """The offer as clients get it, with what one that is not Python would have to work out."""
-        offer, ring = self.offer, self.ring
-        numbers = np.arange(1.0, 1 + offer.images * int(np.prod(offer.image_shape)))
-        slots = offer.pack(numbers.reshape(offer.images, *offer.image_shape)).astype(int) - 1
+        spec, ring = self.spec, self.ring
+        numbers = np.arange(1.0, 1 + spec.images * int(np.prod(spec.image_shape)))
+        slots = spec.pack(numbers.reshape(spec.images, *spec.image_shape)).astype(int) - 1
         return {
-            **offer.to_json(),
+            **spec.to_json(),
             "name": self.name,
-            "fingerprint": offer.fingerprint,
-            "images": offer.images,
+            "fingerprint": spec.fingerprint,
+            "images": spec.images,
             "seal": self.seal,
             "parts": [
                 {
@@ -80,18 +80,18 @@ class Network:
                 for part in self.parts.values()
             ],
             "request_most_bytes": ring.most_bytes(CIPHERTEXT),
-            "slots": {"image": slots.tolist(), "result": offer.result_layout.codes.tolist()},
+            "slots": {"image": slots.tolist(), "result": spec.result_layout.codes.tolist()},
             "samples": list(self.samples),
-            "largest_logit": offer.largest_logit,
+            "largest_logit": spec.largest_logit,
         }
 
     @property
     def seal(self) -> dict[str, Any] | None:
-        if self.offer.backend != "seal":
+        if self.spec.backend != "seal":
             return None
         from polynext.encrypted.runtime.backends.seal import galois_element, in_seal_order
 
-        parameters = self.offer.parameters
+        parameters = self.spec.parameters
         return {
             "poly_modulus_degree": parameters.ring_degree,
             "coeff_modulus_bits": in_seal_order(parameters.prime_bits),
@@ -108,14 +108,14 @@ def load_networks(folders: Iterable[Path], allow_unencrypted: bool = False) -> d
     """Networks by the names of their folders."""
     networks: dict[str, Network] = {}
     for folder in folders:
-        network = Network(folder.resolve().name, folder.resolve(), load_offer(folder))
+        network = Network(folder.resolve().name, folder.resolve(), load_client_spec(folder))
         if not NAME.fullmatch(network.name):
             raise PolyNeXtError(f"{folder} gives a network its name: rename it to letters, digits, and . _ or -.")
         if network.name in networks:
             raise PolyNeXtError(f"two networks would be called {network.name!r}: rename one of their folders.")
         if not (network.encrypts or allow_unencrypted):
             raise PolyNeXtError(
-                f"{folder} is of the {network.offer.backend} backend, which encrypts nothing: prepare it with one that "
+                f"{folder} is of the {network.spec.backend} backend, which encrypts nothing: prepare it with one that "
                 "does."
             )
         networks[network.name] = network

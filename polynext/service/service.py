@@ -40,9 +40,9 @@ class Service:
 
     def check_memory(self) -> None:
         for network in self.networks.values():
-            if network.offer.bill.key_bytes > self.settings.key_memory:
+            if network.spec.cost.key_bytes > self.settings.key_memory:
                 raise PolyNeXtError(
-                    f"one client's keys for {network.name} take {network.offer.bill.key_bytes / 2**20:.0f} MB, and "
+                    f"one client's keys for {network.name} take {network.spec.cost.key_bytes / 2**20:.0f} MB, and "
                     f"{self.settings.key_memory / 2**20:.0f} MB are allowed for all keys: raise `key_memory`."
                 )
 
@@ -72,7 +72,7 @@ class Service:
     def network_of(self, fingerprint: str) -> Network:
         """One of the networks whose keys are like this: they may have several."""
         for network in self.networks.values():
-            if network.offer.fingerprint == fingerprint:
+            if network.spec.fingerprint == fingerprint:
                 return network
         raise Refusal(404, "unknown_offer", f"no network here has parameters {fingerprint}: get the offer again.")
 
@@ -203,18 +203,18 @@ class Service:
         if self.stopping:
             raise Refusal(503, "stopping", "the server is being stopped: try again soon.", retry_after=5)
         keys = self.find_keys(keys_id, client)
-        if keys.offer != network.offer.fingerprint:
-            sentence = f"these keys were made for parameters {keys.offer}, and {offer} has {network.offer.fingerprint}."
+        if keys.offer != network.spec.fingerprint:
+            sentence = f"these keys were made for parameters {keys.offer}, and {offer} has {network.spec.fingerprint}."
             raise Refusal(409, "keys_of_another_offer", f"{sentence[:-1]}: make keys for this offer.")
         if not self.store.complete(keys):
             raise Refusal(409, "keys_incomplete", "parts of these keys are missing: send them first.")
-        self.store.require_place(client, network.offer.bill.seconds)
+        self.store.require_place(client, network.spec.cost.seconds)
         self.store.require_room(3 * most)
         dialect = await self.save_request(id, network, bytes(data))
         known = self.store.job(id)  # somebody may have been faster, and others may have taken the last place
         if known is None:
             try:
-                self.store.require_place(client, network.offer.bill.seconds)
+                self.store.require_place(client, network.spec.cost.seconds)
             except Refusal:
                 self.store.forget_job(id)
                 raise
@@ -251,7 +251,7 @@ class Service:
 
     def describe_job(self, job: Job) -> dict[str, Any]:
         queued = job.state == "queued"
-        seconds = self.networks[job.offer].offer.bill.seconds if job.offer in self.networks else 1.0
+        seconds = self.networks[job.offer].spec.cost.seconds if job.offer in self.networks else 1.0
         position = self.store.position(job) if queued else None
         wait = None if position is None else round(seconds * (position + 1) / max(self.workers.slots, 1), 1)
         return {

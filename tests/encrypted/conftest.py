@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from polynext.circuit import Circuit, lower
-from polynext.encrypted import Client, Offer, Plan, make_plan, save_server
-from polynext.encrypted.compiler.prepare import offer_for
+from polynext.encrypted import Client, ClientSpec, Plan, make_plan, save_server
+from polynext.encrypted.compiler.prepare import client_spec_for
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.clear import ClearEvaluator
 from polynext.encrypted.runtime.backends.protocol import Evaluator, SecretKey
-from polynext.encrypted.runtime.cost import Bill
+from polynext.encrypted.runtime.cost import CostEstimate
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
@@ -51,16 +51,16 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def offer(plan: Plan, backend: str) -> Offer:
-    return offer_for(replace(plan, backend=backend), Preprocessing(size=4, resize=4), ("a", "b", "c"))
+def spec(plan: Plan, backend: str) -> ClientSpec:
+    return client_spec_for(replace(plan, backend=backend), Preprocessing(size=4, resize=4), ("a", "b", "c"))
 
 
 @pytest.fixture(scope="session")
-def folders(plan: Plan, offer: Offer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folders(plan: Plan, spec: ClientSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A server's and a client's folder."""
     root = tmp_path_factory.mktemp("encrypted")
-    save_server(plan.program, offer, root / "server")
-    Client.keygen(Offer.load(root / "server" / "offer.json"), root / "client", allow_unencrypted=True)
+    save_server(plan.program, spec, root / "server")
+    Client.keygen(ClientSpec.load(root / "server" / "client_spec.json"), root / "client", allow_unencrypted=True)
     return root
 
 
@@ -69,9 +69,9 @@ def logits(model: Any, images: np.ndarray) -> np.ndarray:
         return model.double()(torch.from_numpy(images)).numpy()
 
 
-def promised(bill: Bill) -> float:
+def promised(cost: CostEstimate) -> float:
     """How far logits may be off: what the plan says, and a margin for the odd key."""
-    return 1.5 * bill.error * bill.largest_logit
+    return 1.5 * cost.error * cost.largest_logit
 
 
 def run_clear(program: Program, parameters: Parameters, images: np.ndarray) -> tuple[np.ndarray, ClearEvaluator]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from polynext.circuit.graph import Linear
 from polynext.cli import main
-from polynext.encrypted import Client, Offer, Plan, Server, get_backend
+from polynext.encrypted import Client, ClientSpec, Plan, Server, get_backend
 from polynext.encrypted.client import EVALUATION, SECRET, OutOfRangeError
 from polynext.encrypted.files import (
     HEADER,
@@ -52,12 +52,12 @@ def test_files_go_from_client_to_server_and_back(
     server.answer_request(tmp_path / "request.enc", tmp_path / "answer.enc", processes)
     result = client.read_answer(tmp_path / "answer.enc")
     wanted = logits(trained, images)
-    assert np.abs(result - wanted).max() < promised(client.offer.bill)
+    assert np.abs(result - wanted).max() < promised(client.spec.cost)
 
 
 @pytest.mark.parametrize("backend", ["seal"], indirect=True)
 def test_the_server_never_sees_the_secret_key(folders: Path) -> None:
-    assert {f.name for f in (folders / "server").iterdir()} == {"program.npz", "offer.json"}
+    assert {f.name for f in (folders / "server").iterdir()} == {"program.npz", "client_spec.json"}
     with zipfile.ZipFile(folders / "client" / SECRET) as archive:
         secret = archive.read("secret")
     with zipfile.ZipFile(folders / "client" / EVALUATION) as archive:
@@ -69,8 +69,8 @@ def test_the_server_never_sees_the_secret_key(folders: Path) -> None:
         assert private.stat().st_mode & 0o077 == 0
 
 
-def test_the_offer_holds_no_weights(plan: Plan, offer: Offer) -> None:
-    shown = json.dumps(offer.to_json())
+def test_the_offer_holds_no_weights(plan: Plan, spec: ClientSpec) -> None:
+    shown = json.dumps(spec.to_json())
     weights = [v for node in plan.circuit.order if isinstance(node, Linear) for v in node.map.matrix().data[:50]]
     assert not any(repr(float(w)) in shown for w in weights if w not in (0.0, 0.5, 1.0))
 
@@ -84,7 +84,7 @@ def test_encrypted_twice_is_two_ciphertexts(folders: Path, examples: np.ndarray,
 
 
 def test_files_that_do_not_go_together_are_refused(
-    folders: Path, offer: Offer, examples: np.ndarray, tmp_path: Path
+    folders: Path, spec: ClientSpec, examples: np.ndarray, tmp_path: Path
 ) -> None:
     client = load_client(folders)
     request, answer, keys = tmp_path / "request.enc", tmp_path / "answer.enc", folders / "client" / EVALUATION
@@ -98,7 +98,7 @@ def test_files_that_do_not_go_together_are_refused(
     with pytest.raises(PolyNeXtError, match="there is no file"):
         server.answer_request(tmp_path / "missing", answer)
     with pytest.raises(PolyNeXtError, match="holds a secret key already"):
-        Client.keygen(offer, folders / "client", allow_unencrypted=True)
+        Client.keygen(spec, folders / "client", allow_unencrypted=True)
     with pytest.raises(PolyNeXtError, match="images are 1x8x8, and the network takes 1x4x4"):
         client.write_request(np.zeros((1, 1, 8, 8)), request)
 
@@ -115,13 +115,13 @@ def test_files_that_do_not_go_together_are_refused(
         server.answer_request(tmp_path / "damaged.enc", answer)
 
     (tmp_path / "other").mkdir(mode=0o755)
-    other = Client.keygen(offer, tmp_path / "other", allow_unencrypted=True)
+    other = Client.keygen(spec, tmp_path / "other", allow_unencrypted=True)
     assert (tmp_path / "other").stat().st_mode & 0o777 == 0o755
     other.write_request(examples[:1], tmp_path / "other.enc")
     with pytest.raises(PolyNeXtError, match="was made with key"):
         server.answer_request(tmp_path / "other.enc", answer)
-    changed = replace(offer, preprocessing=replace(offer.preprocessing, mean=(0.4,)))
-    client.offer = changed
+    changed = replace(spec, preprocessing=replace(spec.preprocessing, mean=(0.4,)))
+    client.spec = changed
     client.write_request(examples[:1], tmp_path / "changed.enc")
     with pytest.raises(PolyNeXtError, match="was made for parameters"):
         server.answer_request(tmp_path / "changed.enc", answer)
@@ -134,40 +134,40 @@ def test_a_server_folder_that_does_not_go_together_is_refused(folders: Path, pla
     plan.program.rotations += (5,)
     save_program(plan.program, server / "program.npz")
     plan.program.rotations = plan.program.rotations[:-1]
-    with pytest.raises(PolyNeXtError, match=r"program\.npz and offer\.json in .* do not go together"):
+    with pytest.raises(PolyNeXtError, match=r"program\.npz and client_spec\.json in .* do not go together"):
         Server.load(server, keys)
     (server / "program.npz").rename(server / "circuit.npz")  # as earlier versions had it
     with pytest.raises(PolyNeXtError, match=r"has no program\.npz, which `polynext encrypted prepare` writes: run it"):
         Server.load(server, keys)
-    (server / "offer.json").write_text("{}")
+    (server / "client_spec.json").write_text("{}")
     with pytest.raises(PolyNeXtError, match="is not an offer"):
-        Offer.load(server / "offer.json")
+        ClientSpec.load(server / "client_spec.json")
 
 
-def test_files_say_their_backend_and_go_with_no_other(offer: Offer, folders: Path, tmp_path: Path) -> None:
-    library = get_backend(offer.backend).library
+def test_files_say_their_backend_and_go_with_no_other(spec: ClientSpec, folders: Path, tmp_path: Path) -> None:
+    library = get_backend(spec.backend).library
     assert read_header(folders / "client" / EVALUATION, "evaluation")["library"] == library
-    assert json.loads((folders / "server" / "offer.json").read_text())["library"] == library
-    other = {"clear": "seal", "seal": "clear"}[offer.backend]
+    assert json.loads((folders / "server" / "client_spec.json").read_text())["library"] == library
+    other = {"clear": "seal", "seal": "clear"}[spec.backend]
     shutil.copytree(folders / "server", tmp_path / "server")
-    replace(offer, backend=other).save(tmp_path / "server" / "offer.json")
+    replace(spec, backend=other).save(tmp_path / "server" / "client_spec.json")
     with pytest.raises(
-        PolyNeXtError, match=f"was made by the {offer.backend} backend, and this offer is of the {other}"
+        PolyNeXtError, match=f"was made by the {spec.backend} backend, and this offer is of the {other}"
     ):
         Server.load(tmp_path / "server", folders / "client" / EVALUATION)
 
 
 @pytest.mark.parametrize("backend", ["clear"], indirect=True)
 def test_a_client_is_told_that_nothing_is_encrypted(
-    offer: Offer, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spec: ClientSpec, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plainly = "is of the clear backend, which encrypts nothing, so that everybody could read the images: send none"
     with pytest.raises(PolyNeXtError, match=plainly):
-        Client.keygen(offer, tmp_path / "client")
+        Client.keygen(spec, tmp_path / "client")
     with pytest.raises(PolyNeXtError, match=plainly):
         Client.load(folders / "client")
     out = ["--out", str(tmp_path / "client")]
-    assert main(["encrypted", "keygen", str(folders / "server" / "offer.json"), *out]) == 2
+    assert main(["encrypted", "keygen", str(folders / "server" / "client_spec.json"), *out]) == 2
     assert plainly in capsys.readouterr().err
     assert not (tmp_path / "client").exists()
 
@@ -183,7 +183,7 @@ class Letters:
 
 
 HEADER_FIELDS = {
-    "offer": "an offer",
+    "client_spec": "a spec",
     "backend": "seal",
     "library": "a version",
     "file_format": "SEAL 4.1",
@@ -219,7 +219,7 @@ BAD_FILES: dict[str, Callable[[Path], None]] = {
     "header is deep": lambda p: archive(p, "[" * 4000, PARTS),
     "header is long": lambda p: archive(p, {**GOOD, "more": "x" * LONGEST_HEADER}, PARTS),
     "kind is a list": lambda p: archive(p, {**GOOD, "kind": []}, PARTS),
-    "offer is a number": lambda p: archive(p, {**GOOD, "offer": 1}, PARTS),
+    "offer is a number": lambda p: archive(p, {**GOOD, "client_spec": 1}, PARTS),
     "images is a text": lambda p: archive(p, {**GOOD, "images": "2"}, PARTS),
     "no images": lambda p: archive(p, {**GOOD, "images": 0}, {}),
     "another version": lambda p: archive(p, {**GOOD, "version": 1}, PARTS),
@@ -287,7 +287,7 @@ def unexpected_ciphertexts(client: Client, fresh: Any) -> list[Savable]:
     evaluator: Any = ring.evaluator(EvaluationKeys(Letters(b""), {}))
     scaled = evaluator.accumulate(None, fresh, evaluator.encode(np.ones(ring.parameters.slots), 0, 2.0))
     found = [evaluator.drop(fresh, 1), scaled, Letters(b"[1, 2]"), Letters(b"")]
-    if client.offer.backend == "seal":
+    if client.spec.backend == "seal":
         from polynext.encrypted.runtime.backends.seal import seal
 
         triple, empty = (seal.Ciphertext(evaluator.ring.context) for _ in range(2))
@@ -300,9 +300,9 @@ def unexpected_ciphertexts(client: Client, fresh: Any) -> list[Savable]:
 def test_ciphertexts_unlike_those_expected_are_refused(folders: Path, examples: np.ndarray, tmp_path: Path) -> None:
     client = load_client(folders)
     server = Server.load(folders / "server", folders / "client" / EVALUATION)
-    count = client.offer.images + 1
+    count = client.spec.images + 1
     fresh, _ = client.encrypt(examples[:count])
-    header = header_for(client.offer, client.key, images=count)
+    header = header_for(client.spec, client.key, images=count)
     for bad in unexpected_ciphertexts(client, fresh):
         for kind, name in (("request", "image"), ("answer", "result")):
             write_parts(tmp_path / kind, kind, header, dict(zip(numbered(name, 2), (bad, fresh), strict=True)))
@@ -316,23 +316,23 @@ def test_ciphertexts_unlike_those_expected_are_refused(folders: Path, examples: 
 
 def test_keys_unlike_those_expected_are_refused(folders: Path, tmp_path: Path) -> None:
     client = load_client(folders)
-    header = header_for(client.offer, client.key)
-    names = ["relinearisation", *key_names(client.offer.rotations).values()]
+    header = header_for(client.spec, client.key)
+    names = ["relinearisation", *key_names(client.spec.rotations).values()]
     write_parts(tmp_path / "keys", "evaluation", header, dict.fromkeys(names, client.secret))
     with pytest.raises(PolyNeXtError, match=r"rotation-[0-9]+ is not a .*key"):
         Server.load(folders / "server", tmp_path / "keys")
 
 
-def test_logits_too_large_for_the_parameters_are_no_result(offer: Offer) -> None:
+def test_logits_too_large_for_the_parameters_are_no_result(spec: ClientSpec) -> None:
     class Keys:
         size = 1.0
 
         def decrypt(self, _: Any) -> np.ndarray:
-            return np.full(offer.parameters.slots, self.size)
+            return np.full(spec.parameters.slots, self.size)
 
     keys: Any = Keys()
-    client = Client(offer, keys, "", allow_unencrypted=True)
-    keys.size = -offer.largest_logit
+    client = Client(spec, keys, "", allow_unencrypted=True)
+    keys.size = -spec.largest_logit
     assert client.decrypt([None], 1).shape == (1, 3)
     keys.size *= 1.1
     with pytest.raises(OutOfRangeError, match=r"image 0 has logits up to .* leave it out") as raised:
@@ -358,10 +358,12 @@ def test_one_image_out_of_range_keeps_no_other_from_its_answer(
 
 
 @pytest.mark.parametrize("backend", ["seal"], indirect=True)
-def test_a_wrong_answer_is_never_taken_for_one(plan: Plan, offer: Offer, trained: Any, examples: np.ndarray) -> None:
+def test_a_wrong_answer_is_never_taken_for_one(
+    plan: Plan, spec: ClientSpec, trained: Any, examples: np.ndarray
+) -> None:
     """Images ever less like the examples, up to far beyond where values wrap around: right, or refused."""
-    key = get_backend(offer.backend).ring(plan.parameters).generate_key()
-    client = Client(offer, key, "")
+    key = get_backend(spec.backend).ring(plan.parameters).generate_key()
+    client = Client(spec, key, "")
     evaluator = key.ring.evaluator(key.evaluation_keys(plan.program.rotations))
     encoded = encode_program(plan.program, evaluator)
     refused = []
@@ -375,7 +377,7 @@ def test_a_wrong_answer_is_never_taken_for_one(plan: Plan, offer: Offer, trained
             refused.append(factor)
             found = error.logits
         unrefused = ~np.isnan(found).any(axis=1)
-        np.testing.assert_allclose(found[unrefused], wanted[unrefused], atol=1e-2 * offer.largest_logit)
+        np.testing.assert_allclose(found[unrefused], wanted[unrefused], atol=1e-2 * spec.largest_logit)
     assert refused[0] > 1
     assert refused[-1] == 2.0**22.5
 
@@ -398,7 +400,7 @@ def test_a_demo_replaces_only_what_a_demo_made(tmp_path: Path, capsys: pytest.Ca
 def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, sentence in [
         (["plan", str(tmp_path)], "is not a finished run"),
-        (["keygen", str(tmp_path / "offer.json")], "there is no offer"),
+        (["keygen", str(tmp_path / "client_spec.json")], "there is no offer"),
         (["encrypt"], "give image files to encrypt"),
         (["encrypt", "--digits", "2", "--client", str(tmp_path)], "there is no offer"),
         (["demo", "--images", "0"], "images is 0: give at least 1"),
@@ -410,13 +412,13 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_networks_of_the_package_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, find_embedded
+    from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, find_shipped
 
-    assert find_embedded("digits") is DIGITS and find_embedded("cifar10") is CIFAR10
-    assert find_embedded("imagenet") is None
+    assert find_shipped("digits") is DIGITS and find_shipped("cifar10") is CIFAR10
+    assert find_shipped("imagenet") is None
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
-    assert find_embedded("digits") is None, "a folder of that name is meant"
+    assert find_shipped("digits") is None, "a folder of that name is meant"
 
 
 @pytest.mark.slow
@@ -440,7 +442,7 @@ def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
     assert (logits(trained.model, everything).argmax(axis=1) == labels).mean() >= 0.97
     images, wanted = everything[:100], logits(trained.model, everything[:100])
     prepare(trained, tmp_path / "server", images=8)
-    client = Client.keygen(Offer.load(tmp_path / "server" / "offer.json"), tmp_path / "client")
+    client = Client.keygen(ClientSpec.load(tmp_path / "server" / "client_spec.json"), tmp_path / "client")
     server = Server.load(tmp_path / "server", tmp_path / "client" / EVALUATION)
     client.write_request(images, tmp_path / "request.enc")
     server.answer_request(tmp_path / "request.enc", tmp_path / "answer.enc", processes=2)
@@ -452,19 +454,19 @@ def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_hundred_encrypted_photographs(tmp_path: Path) -> None:
     """What the README promises of CIFAR-10; an hour on one core."""
-    from polynext.encrypted.compiler.shipped import CIFAR10, embedded_server
+    from polynext.encrypted.compiler.shipped import CIFAR10, shipped_server
 
-    trained, prepared = CIFAR10.load(), embedded_server(CIFAR10)
+    trained, prepared = CIFAR10.load(), shipped_server(CIFAR10)
     images, labels, _ = trained.images("test", 200)
     wanted = logits(trained.model, images)
     assert (wanted.argmax(axis=1) == labels).mean() >= 0.75
-    client = Client.keygen(Offer.load(prepared / "offer.json"), tmp_path / "client")
+    client = Client.keygen(ClientSpec.load(prepared / "client_spec.json"), tmp_path / "client")
     server = Server.load(prepared, tmp_path / "client" / EVALUATION)
     client.write_request(images, tmp_path / "request.enc")
     server.answer_request(tmp_path / "request.enc", tmp_path / "answer.enc", processes=2)
     with pytest.raises(OutOfRangeError) as raised:  # one of the 200 overflows in the clear too
         client.read_answer(tmp_path / "answer.enc")
-    result, bounded = raised.value.logits, np.abs(wanted).max(axis=1) < client.offer.largest_logit
+    result, bounded = raised.value.logits, np.abs(wanted).max(axis=1) < client.spec.largest_logit
     assert bounded.sum() == 199
     assert (np.isnan(result).any(axis=1) == ~bounded).all()
     assert (result[bounded].argmax(axis=1) == wanted[bounded].argmax(axis=1)).all()

@@ -99,7 +99,7 @@ def test_designs_are_trained_planned_and_reported(photographs: Path, tmp_path: P
     for design in (one, two):
         assert design["accuracy"] is not None and not design["problem"]
         assert [plan["ring_degree"] for plan in design["plans"]] == [2**14, 2**15]
-        assert design["seconds"] == min(plan["bill"]["seconds"] for plan in design["plans"])
+        assert design["seconds"] == min(plan["cost"]["seconds"] for plan in design["plans"])
     assert (out / "report.png").stat().st_size and f"| {SMALL} | 4 at 4x4 | 1 |" in (out / "report.md").read_text()
 
     # The run folder tells the whole network, and is of these images alone.
@@ -134,7 +134,7 @@ def test_other_limits_plan_again_and_train_nothing_again(photographs: Path, tmp_
 
 def made_up(name: str, seconds: float | None, accuracy: float | None) -> Design:
     plan = (
-        {"ring_degree": 2**14, "bill": {"seconds": seconds}} if seconds else {"ring_degree": 2**14, "why_not": "deep"}
+        {"ring_degree": 2**14, "cost": {"seconds": seconds}} if seconds else {"ring_degree": 2**14, "why_not": "deep"}
     )
     return Design(name, "", 1, 1, 1, accuracy, (plan,), "")
 

@@ -20,7 +20,7 @@ import uvicorn
 
 from polynext.circuit import lower
 from polynext.encrypted import Plan, connect, make_plan, save_server
-from polynext.encrypted.compiler.prepare import offer_for
+from polynext.encrypted.compiler.prepare import client_spec_for
 from polynext.encrypted.remote import RemoteClient
 from polynext.encrypted.runtime.backends.protocol import Savable
 from polynext.preprocessing import Preprocessing
@@ -51,7 +51,7 @@ def plan(trained: Any, examples: np.ndarray) -> Plan:
 
 def save(plan: Plan, backend: str, folder: Path, **changes: Any) -> Path:
     preprocessing = Preprocessing(size=4, resize=4, **changes)
-    save_server(plan.program, offer_for(replace(plan, backend=backend), preprocessing, ("a", "b", "c")), folder)
+    save_server(plan.program, client_spec_for(replace(plan, backend=backend), preprocessing, ("a", "b", "c")), folder)
     return folder
 
 
@@ -150,7 +150,7 @@ class ByHand:
         self.network = running.networks[network]
         self.http = running.http(**options)
         secret = self.network.ring.generate_key()
-        keys = secret.sendable_keys(self.network.offer.rotations)
+        keys = secret.sendable_keys(self.network.spec.rotations)
         savable = {"relinearisation": keys.relinearisation, **{f"rotation-{s}": k for s, k in keys.rotations.items()}}
         self.secret, self.parts = secret, {name: saved(savable[name]) for name in self.network.parts}
         if not self.network.encrypts:  # such keys are all the same, and these are to be somebody's own
@@ -162,7 +162,7 @@ class ByHand:
             {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             for name, data in parts.items()
         ]
-        return {"offer": self.network.offer.fingerprint, "parts": described}
+        return {"offer": self.network.spec.fingerprint, "parts": described}
 
     def announce(self, **changes: bytes) -> str:
         return self.http.post("/v1/keys", json=self.manifest(**changes)).raise_for_status().json()["id"]
@@ -177,7 +177,7 @@ class ByHand:
         return keys
 
     def ciphertext(self, image: np.ndarray) -> bytes:
-        return saved(self.secret.encrypt(self.network.offer.pack(image[None])))
+        return saved(self.secret.encrypt(self.network.spec.pack(image[None])))
 
     def ask(self, job: str, keys: str, data: bytes, offer: str = "small") -> httpx.Response:
         return self.http.put(f"/v1/jobs/{job}", params={"offer": offer, "keys": keys}, content=data)

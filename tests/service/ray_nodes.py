@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from ray.cluster_utils import Cluster
 
-from polynext.encrypted import Client, Offer
+from polynext.encrypted import Client, ClientSpec
 from polynext.encrypted.files import unpacked
 from polynext.encrypted.runtime.backends.protocol import Part
 from polynext.service import Settings
@@ -30,8 +30,8 @@ async def nodes(workers: RayWorkers, count: int) -> None:
 
 
 async def main(folder: Path, work: Path, cluster: Cluster) -> None:
-    client = Client.keygen(Offer.load(folder / "offer.json"), work / "client")
-    with unpacked(work / "client" / "evaluation.keys", [p.name for p in Part.keys(client.offer.rotations)]) as parts:
+    client = Client.keygen(ClientSpec.load(folder / "client_spec.json"), work / "client")
+    with unpacked(work / "client" / "evaluation.keys", [p.name for p in Part.keys(client.spec.rotations)]) as parts:
         shutil.copytree(next(iter(parts.values())).parent, work / "keys")
     workers = RayWorkers({"small": folder}, Settings(workers=1), "auto")
     await workers.start()
@@ -52,7 +52,7 @@ async def main(folder: Path, work: Path, cluster: Cluster) -> None:
                 break
             except WorkerDied as death:
                 deaths.append(str(death))
-        parameters = client.offer.parameters
+        parameters = client.spec.parameters
         loaded = network.load_ciphertext(place / "answer", parameters.depth, parameters.result_scale)
         return client.decrypt([loaded], 1)
 

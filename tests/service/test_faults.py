@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 
-from polynext.encrypted.server import load_offer
+from polynext.encrypted.server import load_client_spec
 from polynext.memory import status
 from tests.encrypted.conftest import logits, promised
 from tests.service.conftest import PATIENCE, ByHand, Running, Start, new_job, wait_until
@@ -182,7 +182,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(
         for job in jobs:
             path = tmp_path / job
             path.write_bytes(by_hand.http.get(f"/v1/jobs/{job}/answer").content)
-            parameters = by_hand.network.offer.parameters
+            parameters = by_hand.network.spec.parameters
             by_hand.network.ring.load_ciphertext(path, parameters.depth, parameters.result_scale)
         process.terminate()
         assert process.wait(PATIENCE) == 0
@@ -291,4 +291,4 @@ def test_a_node_that_dies_has_its_jobs_done_elsewhere(seal_folder: Path, trained
     assert result.returncode == 0, result.stderr
     images = np.stack([np.full((1, 4, 4), number / 10) for number in range(3)])
     wanted = logits(trained, images)
-    assert np.abs(np.load(tmp_path / "answers.npy") - wanted).max() < promised(load_offer(seal_folder).bill)
+    assert np.abs(np.load(tmp_path / "answers.npy") - wanted).max() < promised(load_client_spec(seal_folder).cost)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.compiler.prepare import save_samples
-from polynext.encrypted.compiler.shipped import DIGITS, embedded_server
-from polynext.encrypted.server import SAMPLES, load_offer
+from polynext.encrypted.compiler.shipped import DIGITS, shipped_server
+from polynext.encrypted.server import SAMPLES, load_client_spec
 from polynext.preprocessing import open_picture
 from polynext.service import app
 from tests.encrypted.conftest import logits as logits_in_the_clear
@@ -57,7 +57,7 @@ class Visit:
 
 @pytest.fixture(scope="module")
 def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
-    running = Running(tmp_path_factory.mktemp("service"), embedded_server())
+    running = Running(tmp_path_factory.mktemp("service"), shipped_server())
     requested: list[str] = []
     try:
         with Recorder(running.url) as recorder, browser.browser(viewport={"width": 1280, "height": 960}) as context:
@@ -82,7 +82,7 @@ def python_logits(pixels: np.ndarray) -> np.ndarray:
 
 
 def assert_close(found: list[float], wanted: np.ndarray) -> None:
-    assert np.abs(np.array(found) - wanted).max() < promised(load_offer(embedded_server()).bill)
+    assert np.abs(np.array(found) - wanted).max() < promised(load_client_spec(shipped_server()).cost)
 
 
 @in_browser
@@ -101,7 +101,7 @@ def test_neither_key_nor_pixels_leave_the_tab(visit: Visit) -> None:
             return [200, 5000, bytes.length >> 1].map((at) => btoa(String.fromCharCode(...bytes.slice(at, at + 48))))
         })"""
     )
-    offer = Offer.load(embedded_server() / "offer.json")
+    offer = ClientSpec.load(shipped_server() / "client_spec.json")
     prepared = offer.preprocessing.normalise(Image.fromarray(visit.drawn)).astype(np.float64)
     private = [base64.b64decode(piece) for piece in pieces]
     private += [visit.drawn.tobytes()[8:40], visit.drawn.astype("<f8").tobytes()[64:128]]
@@ -121,7 +121,7 @@ def test_no_other_host_is_asked(visit: Visit) -> None:
 
 @in_browser
 def test_the_offer_suits_a_browser(visit: Visit) -> None:
-    offer = Offer.load(embedded_server() / "offer.json")
+    offer = ClientSpec.load(shipped_server() / "client_spec.json")
     assert offer.parameters.ring_degree <= 2**14
     assert browser.ledger(visit.page)["send keys"][1] <= 60e6
 
@@ -204,5 +204,5 @@ def test_samples_are_for_everybody(start: Start, folder: Path, tmp_path: Path) -
     assert http.get("/v1/offers/small").json()["samples"] == ["01-0.png", "02-1.png", "03-2.png"]
     picture = http.get("/v1/offers/small/samples/02-1.png")
     assert Image.open(io.BytesIO(picture.content)).size == (8, 8)
-    for missing in ("small/samples/other.png", "small/samples/offer.json", "other/samples/02-1.png"):
+    for missing in ("small/samples/other.png", "small/samples/client_spec.json", "other/samples/02-1.png"):
         assert http.get(f"/v1/offers/{missing}").status_code == 404

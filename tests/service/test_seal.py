@@ -125,11 +125,11 @@ def test_the_server_learns_neither_key_nor_pixels(
         result = client.predict(examples[:2])
     wanted = logits(trained, examples[:2])
     assert client.client is not None
-    assert np.abs(result.logits - wanted).max() < promised(client.client.offer.bill)
+    assert np.abs(result.logits - wanted).max() < promised(client.client.spec.cost)
     with unpacked(tmp_path / "keys" / SECRET, ["secret"]) as parts:
         packed = parts["secret"].read_bytes()
         secret = zstandard.ZstdDecompressor().decompressobj().decompress(packed[16:])
-    slots = client.client.offer.pack(examples[:1])
+    slots = client.client.spec.pack(examples[:1])
     private = [packed[64:128], secret[64 + 48 : 192], slots.tobytes()[:64], examples[0].tobytes()[:64]]
     private += [examples[0].astype(np.float32).tobytes()[:32], repr(float(examples[0].flat[0])).encode()]
     on_disk = b"".join(path.read_bytes() for path in running.data.rglob("*") if path.is_file())
@@ -181,14 +181,14 @@ class Recorder:
 def test_the_embedded_network_answers_encrypted_digits(start: Start, tmp_path: Path) -> None:
     """What `polynext encrypted serve` offers without arguments."""
     from polynext.data import DataConfig, load_examples
-    from polynext.encrypted.compiler.shipped import DIGITS, embedded_server
+    from polynext.encrypted.compiler.shipped import DIGITS, shipped_server
 
-    running = start(embedded_server())
+    running = start(shipped_server())
     trained, digits = DIGITS.load(), load_examples(DataConfig(), "test")
     client = connect(running.url, keys=tmp_path / "keys", progress=lambda what, share: None, timeout=2 * PATIENCE)
     result = client.predict([digits.image(i) for i in range(4)])
     images = np.stack([trained.preprocessing(digits.image(i)).astype(np.float64) for i in range(4)])
     wanted = logits(trained.model, images)
     assert client.client is not None
-    assert np.abs(result.logits - wanted).max() < promised(client.client.offer.bill)
+    assert np.abs(result.logits - wanted).max() < promised(client.client.spec.cost)
     assert result.labels == tuple(str(label) for label in wanted.argmax(axis=1))

@@ -57,7 +57,7 @@ def test_predictions_are_the_networks(running: Running, trained: Any, examples: 
 
 
 def test_an_offer_tells_all_that_a_browser_needs(by_hand: ByHand, examples: np.ndarray) -> None:
-    offer, mine = by_hand.http.get("/v1/offers/small").json(), by_hand.network.offer
+    offer, mine = by_hand.http.get("/v1/offers/small").json(), by_hand.network.spec
     gathered = np.append(examples[0].ravel(), 0.0)[np.array(offer["slots"]["image"])]
     np.testing.assert_array_equal(gathered, mine.pack(examples[:1]))
     assert offer["slots"]["result"] == mine.result_layout.codes.tolist()
@@ -150,12 +150,12 @@ def test_keys_of_another_offer_are_refused(
     sentence = refusal(
         by_hand.ask(new_job(), keys, by_hand.ciphertext(examples[0]), "other"), 409, "keys_of_another_offer"
     )
-    assert by_hand.network.offer.fingerprint in sentence
-    with pytest.raises(PolyNeXtError, match=r"no `offer` was chosen at .*: choose one of small, other\."):
+    assert by_hand.network.spec.fingerprint in sentence
+    with pytest.raises(PolyNeXtError, match=r"no `network` was chosen at .*: choose one of small, other\."):
         running.connect(tmp_path / "keys").predict(examples[:1])
-    running.connect(tmp_path / "keys", offer="small").predict(examples[:1])
+    running.connect(tmp_path / "keys", network="small").predict(examples[:1])
     with pytest.raises(PolyNeXtError, match=r"holds keys for parameters .*: choose another folder"):
-        running.connect(tmp_path / "keys", offer="other").predict(examples[:1])
+        running.connect(tmp_path / "keys", network="other").predict(examples[:1])
 
 
 def test_tokens(start: Start, folder: Path, examples: np.ndarray, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_the_client_says_what_is_wrong(
     with pytest.raises(PolyNeXtError, match=r"is not the address of a service: give one like http://"):
         connect("localhost")
     with pytest.raises(PolyNeXtError, match=r"http://127\.0\.0\.1:9 cannot be reached .*: check the address"):
-        connect("http://127.0.0.1:9", timeout=1).offers()
+        connect("http://127.0.0.1:9", timeout=1).networks()
     with pytest.raises(PolyNeXtError, match="which encrypts nothing"):
         connect(running.url, keys=tmp_path / "keys").predict(np.zeros((1, 1, 4, 4)))
     with pytest.raises(PolyNeXtError, match="there is no image to ask about"):

@@ -122,7 +122,7 @@ def test_everything_is_bounded(opened: Opener) -> None:
 
 
 def test_keys_in_memory_are_bounded(tmp_path: Path) -> None:
-    network = SimpleNamespace(offer=SimpleNamespace(bill=SimpleNamespace(key_bytes=40)), loaded=[])
+    network = SimpleNamespace(spec=SimpleNamespace(cost=SimpleNamespace(key_bytes=40)), loaded=[])
     network.load_keys = lambda folder: network.loaded.append(folder.name)
     cache = KeyCache(100)
     for keys in ("a", "b", "a", "c", "a"):  # c makes b go

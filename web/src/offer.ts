@@ -34,7 +34,7 @@ export interface Offer {
   slots: { image: number[]; result: number[][] }
   samples: string[]
   largest_logit: number
-  bill: { rotations: number; plaintext_products: number; ciphertext_products: number; seconds: number }
+  cost: { rotations: number; plaintext_products: number; ciphertext_products: number; seconds: number }
 }
 
 /** Normalised pixels where the network wants them: slot s gets entry `slots.image[s]`, if there is one. */

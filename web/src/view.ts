@@ -101,10 +101,10 @@ export function showAnswer(offer: Offer, logits: number[] | undefined): void {
   shown.replaceChildren(make('strong', { className: name.length > 2 ? 'word' : '' }, name), sure)
 }
 
-export function showFacts({ bill }: Offer, keys: string): void {
+export function showFacts({ cost }: Offer, keys: string): void {
   find('fact-ciphertext').textContent = '–'
   find('fact-answer').textContent = '–'
   find('fact-keys').textContent = keys
-  find('fact-rotations').textContent = bill.rotations.toLocaleString('en')
-  find('fact-products').textContent = (bill.plaintext_products + bill.ciphertext_products).toLocaleString('en')
+  find('fact-rotations').textContent = cost.rotations.toLocaleString('en')
+  find('fact-products').textContent = (cost.plaintext_products + cost.ciphertext_products).toLocaleString('en')
 }

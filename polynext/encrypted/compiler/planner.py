@@ -27,8 +27,8 @@ from polynext.encrypted.compiler.rotations import choose_rotations
 from polynext.encrypted.compiler.stages import computed, needed_prime_bits, operands_of, stages_of, terms_of
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Backend, Costs, Security
-from polynext.encrypted.runtime.cost import MEBIBYTE, Bill, make_bill, mebibytes
-from polynext.encrypted.runtime.counting import Tally
+from polynext.encrypted.runtime.cost import MEBIBYTE, CostEstimate, estimate_cost, mebibytes
+from polynext.encrypted.runtime.counting import CountingEvaluator
 from polynext.encrypted.runtime.execution import encode_program
 from polynext.encrypted.runtime.levels import Stage
 from polynext.encrypted.runtime.parameters import Parameters
@@ -92,7 +92,7 @@ class Plan:
     program: Program
     backend: str
     parameters: Parameters
-    bill: Bill
+    cost: CostEstimate
 
     @property
     def images(self) -> int:
@@ -128,10 +128,10 @@ def make_plan(
             raise PolyNeXtError(
                 f"the {backend} backend has no ring degree {ring_degree}: choose among {', '.join(map(str, possible))}."
             )
-        cost = (costs or chosen.costs)(ring_degree)
+        at_degree = (costs or chosen.costs)(ring_degree)
         reason = ""
         for lazy in (True, False):
-            search = Search(ring_degree, examples, logits, images, limits, chosen, cost, lazy)
+            search = Search(ring_degree, examples, logits, images, limits, chosen, at_degree, lazy)
             best, failure = search.best(choices, best)
             if best is not None and not isinstance(failure, TooImpreciseError):
                 break  # without lazy values there are more primes, and longer scales
@@ -185,7 +185,7 @@ class Search:
         """The fastest plan, or another one that is faster; and why it could not be a faster one."""
         if other is not None and other.plan.parameters.ring_degree != self.ring_degree:
             again = self.draft(choices, other.kept)
-            if isinstance(again, DoesNotFitError) or again.seconds >= other.plan.bill.seconds:
+            if isinstance(again, DoesNotFitError) or again.seconds >= other.plan.cost.seconds:
                 return other, None
         found, reason = self.finished(choices, self.drafts(choices), other)
         if isinstance(reason, TooImpreciseError) and choices.skewed:
@@ -228,7 +228,7 @@ class Search:
             if isinstance(draft, DoesNotFitError):
                 reason = reason or draft
                 break
-            limit = best.plan.bill.seconds if best else math.inf
+            limit = best.plan.cost.seconds if best else math.inf
             if draft.seconds >= limit or made == FINALISTS:
                 break
             if excess * coarseness(draft.parameters) > HOPELESS:
@@ -236,7 +236,7 @@ class Search:
             try:
                 plan = self.whole(draft, self.cut(choices.circuit(kept)))
                 made += 1
-                if plan.bill.seconds < limit:
+                if plan.cost.seconds < limit:
                     best = Found(plan, kept)
             except TooImpreciseError as error:
                 reason = reason or error
@@ -255,7 +255,7 @@ class Search:
                 raise DoesNotFitError("it is faster otherwise")
             plan = self.plan(self.cut(unbuilt))
             periods = tuple(layout.period for layout in plan.program.layouts[:-1])
-            return Draft(plan.parameters, plan.bill.seconds, periods)
+            return Draft(plan.parameters, plan.cost.seconds, periods)
         except TooWideError:
             return DoesNotFitError("its maps grow too wide")
         except DoesNotFitError as error:
@@ -293,27 +293,27 @@ class Search:
             return self.costs(Counter({("rotate", parameters.primes_at(level)): 1}))
 
         choose_rotations(program, most_keys, rotation, draft)
-        bill = make_bill(program, parameters, self.costs)
-        room = self.limits.memory - bill.peak_bytes + draft * bill.key_bytes
+        cost = estimate_cost(program, parameters, self.costs)
+        room = self.limits.memory - cost.peak_bytes + draft * cost.key_bytes
         for step in program.steps:  # the first ones have the most primes, and their plaintexts the most bytes
             if room < 0:
                 step.held = False
                 count = sum(len(form.offsets(k)) for form in step.forms for k in form.sources)
                 room += count * parameters.ciphertext_bytes(step.level) // 2
         if not all(step.held for step in program.steps):
-            bill = make_bill(program, parameters, self.costs)
+            cost = estimate_cost(program, parameters, self.costs)
         if len(program.rotations) > most_keys and not draft:
             raise DoesNotFitError(
-                f"its {len(program.rotations)} rotation keys take {mebibytes(bill.key_bytes)} where "
+                f"its {len(program.rotations)} rotation keys take {mebibytes(cost.key_bytes)} where "
                 f"{mebibytes(self.limits.keys)} are allowed",
-                bill.key_bytes / max(self.limits.keys, 1),
+                cost.key_bytes / max(self.limits.keys, 1),
             )
-        if bill.peak_bytes - draft * bill.key_bytes > self.limits.memory:
+        if cost.peak_bytes - draft * cost.key_bytes > self.limits.memory:
             raise DoesNotFitError(
-                f"it takes {mebibytes(bill.peak_bytes)} of memory where {mebibytes(self.limits.memory)} are allowed",
-                bill.peak_bytes / max(self.limits.memory, 1),
+                f"it takes {mebibytes(cost.peak_bytes)} of memory where {mebibytes(self.limits.memory)} are allowed",
+                cost.peak_bytes / max(self.limits.memory, 1),
             )
-        return Plan(final, program, self.backend.name, parameters, bill)
+        return Plan(final, program, self.backend.name, parameters, cost)
 
     def whole(self, draft: Draft, circuit: Circuit) -> Plan:
         """A draft made better, by joining values and by spreading one more at a time, and made a whole plan."""
@@ -327,8 +327,8 @@ class Search:
                 plan = self.plan(circuit, *tried)
             except DoesNotFitError:
                 continue
-            if plan.bill.seconds < seconds:
-                seconds, (spread, join) = plan.bill.seconds, tried
+            if plan.cost.seconds < seconds:
+                seconds, (spread, join) = plan.cost.seconds, tried
         return self.precise_enough(self.plan(circuit, spread, join, draft=False))
 
     def precise_enough(self, plan: Plan) -> Plan:
@@ -340,16 +340,16 @@ class Search:
             if not value <= allowed:
                 sentence = f"its {what.format(f'{value:.2g}')} where {allowed:g} is allowed"
                 raise TooImpreciseError(sentence, found.error / self.limits.error)
-        tally = Tally(plan.parameters, plan.program.rotations)
-        shared = Shared(plan.program, encode_program(plan.program, tally), tally, self.costs, processes=2)
-        bill = replace(
-            plan.bill,
+        counter = CountingEvaluator(plan.parameters, plan.program.rotations)
+        shared = Shared(plan.program, encode_program(plan.program, counter), counter, self.costs, processes=2)
+        cost = replace(
+            plan.cost,
             seconds_on_two_cores=round(shared.best().seconds, 3),
             largest_logit=self.largest_logit,
             error=found.error,
             flips=found.flips,
         )
-        return replace(plan, bill=bill)
+        return replace(plan, cost=cost)
 
 
 def choose_parameters(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from polynext.encrypted.client_spec import Offer
+from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.compiler.planner import Limits, Plan, make_plan
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.server import SAMPLES, save_server
@@ -35,10 +35,10 @@ def plan_run(run: "Run", images: int = 1, limits: Limits | None = None) -> Plan:
     return make_plan(lower(run.model), examples, images, limits)
 
 
-def offer_for(plan: Plan, preprocessing: Preprocessing, classes: Sequence[str]) -> Offer:
+def client_spec_for(plan: Plan, preprocessing: Preprocessing, classes: Sequence[str]) -> ClientSpec:
     """What the clients of a server with this plan need to know."""
     program = plan.program
-    return Offer(
+    return ClientSpec(
         backend=plan.backend,
         library=get_backend(plan.backend).library,
         parameters=plan.parameters,
@@ -48,15 +48,15 @@ def offer_for(plan: Plan, preprocessing: Preprocessing, classes: Sequence[str]) 
         result_layout=program.layouts[-1],
         preprocessing=preprocessing,
         classes=tuple(classes),
-        bill=plan.bill,
+        cost=plan.cost,
     )
 
 
 def prepare(run: "Run", folder: Path, images: int = 1, limits: Limits | None = None, samples: int = 0) -> Plan:
-    """Makes a server's folder. Its offer.json is for clients and holds no weights, its samples are for everybody."""
+    """Makes a server's folder. client_spec.json is for clients and holds no weights; samples are for everybody."""
     require_at_least(0, samples=samples)
     plan = plan_run(run, images, limits)
-    save_server(plan.program, offer_for(plan, run.preprocessing, run.class_names), folder)
+    save_server(plan.program, client_spec_for(plan, run.preprocessing, run.class_names), folder)
     save_samples(run, folder / SAMPLES, samples)
     return plan
 

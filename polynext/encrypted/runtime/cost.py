@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from polynext.encrypted.runtime.backends.protocol import Costs
-from polynext.encrypted.runtime.counting import Tally
+from polynext.encrypted.runtime.counting import CountingEvaluator
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
@@ -18,7 +18,7 @@ LIBRARY_BYTES = 64 * MEBIBYTE
 
 
 @dataclass(frozen=True)
-class Bill:
+class CostEstimate:
     """What a run takes: counts are exact, bytes and seconds predictions for this machine, and so is how far the logits
     are off: in units of the largest of the examples', and the share of predictions that change for it."""
 
@@ -46,24 +46,24 @@ class Bill:
         return asdict(self)
 
 
-def make_bill(program: Program, parameters: Parameters, costs: Costs) -> Bill:
+def estimate_cost(program: Program, parameters: Parameters, costs: Costs) -> CostEstimate:
     """Runs the program without computing anything, and counts."""
-    tally = Tally(parameters, program.rotations)
-    encoded = encode_program(program, tally)
-    held = tally.plaintext_bytes
-    tally.operations.clear()
-    execute(program, encoded, tally, tally.image())
-    return Bill(
+    counter = CountingEvaluator(parameters, program.rotations)
+    encoded = encode_program(program, counter)
+    held = counter.plaintext_bytes
+    counter.operations.clear()
+    execute(program, encoded, counter, counter.image())
+    return CostEstimate(
         levels=program.depth,
-        ciphertext_products=tally.total("multiply"),
-        plaintext_products=tally.total("multiply_plain"),
-        rotations=tally.total("rotate"),
+        ciphertext_products=counter.total("multiply"),
+        plaintext_products=counter.total("multiply_plain"),
+        rotations=counter.total("rotate"),
         rotation_keys=len(program.rotations),
         key_bytes=parameters.key_bytes * (len(program.rotations) + 1),
         program_bytes=sum(d.nbytes for step in program.steps for form in step.forms for _, d in form.diagonals),
         plaintext_bytes=held,
-        ciphertext_bytes=tally.ciphertext_bytes,
-        seconds=round(costs(tally.operations), 3),
+        ciphertext_bytes=counter.ciphertext_bytes,
+        seconds=round(costs(counter.operations), 3),
     )
 
 

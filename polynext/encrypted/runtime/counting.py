@@ -17,15 +17,15 @@ class Slots:
     level: int
     scale: float
     values: Array | None = None
-    tally: "Tally | None" = None
+    counter: "CountingEvaluator | None" = None
 
     def __post_init__(self) -> None:
-        if self.tally:
-            self.tally.hold(self.level, 1)
+        if self.counter:
+            self.counter.hold(self.level, 1)
 
     def __del__(self) -> None:
-        if self.tally:
-            self.tally.hold(self.level, -1)
+        if self.counter:
+            self.counter.hold(self.level, -1)
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class Constants:
 
 
 @dataclass(eq=False)
-class Tally(Evaluator):
+class CountingEvaluator(Evaluator):
     """Counts what a program does and what it holds, and computes nothing.
 
     It is as strict as a library: levels and scales must agree, and there must be a key for each rotation.

@@ -39,13 +39,13 @@ class Design:
     @property
     def plan(self) -> dict[str, Any] | None:
         """The fastest."""
-        planned = [plan for plan in self.plans if "bill" in plan]
-        return min(planned, key=lambda plan: plan["bill"]["seconds"], default=None)
+        planned = [plan for plan in self.plans if "cost" in plan]
+        return min(planned, key=lambda plan: plan["cost"]["seconds"], default=None)
 
     @property
     def seconds(self) -> float | None:
         """Planned for an image on one core of this machine."""
-        return self.plan["bill"]["seconds"] if self.plan else None
+        return self.plan["cost"]["seconds"] if self.plan else None
 
     @property
     def reasons(self) -> list[str]:
@@ -132,13 +132,13 @@ def table_rows(designs: Sequence[Design]) -> list[tuple[str, ...]]:
 def planned(one: Design) -> tuple[str, ...]:
     if one.plan is None:
         return ("-",) * 5
-    bill = one.plan["bill"]
+    cost = one.plan["cost"]
     return (
         f"2^{one.plan['ring_degree'].bit_length() - 1}",
-        f"{bill['rotations']} / {bill['plaintext_products']} / {bill['ciphertext_products']}",
-        f"{bill['key_bytes'] / MEBIBYTE:,.0f}",
-        f"{bill['peak_bytes'] / MEBIBYTE:,.0f}",
-        f"{bill['seconds']:.1f}",
+        f"{cost['rotations']} / {cost['plaintext_products']} / {cost['ciphertext_products']}",
+        f"{cost['key_bytes'] / MEBIBYTE:,.0f}",
+        f"{cost['peak_bytes'] / MEBIBYTE:,.0f}",
+        f"{cost['seconds']:.1f}",
     )
 
 

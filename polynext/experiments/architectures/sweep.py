@@ -87,8 +87,8 @@ class DesignSweep(Sweep):
             plan = plan_run(run, limits=limits)
         except PolyNeXtError as error:
             return {"ring_degree": ring_degree, "why_not": str(error)}
-        bill = {**plan.bill.to_json(), "peak_bytes": plan.bill.peak_bytes}
-        return {"ring_degree": ring_degree, "modulus_bits": plan.parameters.modulus_bits, "bill": bill}
+        cost = {**plan.cost.to_json(), "peak_bytes": plan.cost.peak_bytes}
+        return {"ring_degree": ring_degree, "modulus_bits": plan.parameters.modulus_bits, "cost": cost}
 
 
 def design_trials(designs: Sequence[str], sweep: DesignSweep) -> list[Trial]:

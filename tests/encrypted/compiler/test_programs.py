@@ -27,7 +27,7 @@ from polynext.encrypted.compiler.program_builder import build_program, choose_gi
 from polynext.encrypted.compiler.rotations import choose_rotations, grow
 from polynext.encrypted.compiler.stages import stages_of
 from polynext.encrypted.runtime.backends.protocol import STANDARD_SECURITY
-from polynext.encrypted.runtime.cost import make_bill
+from polynext.encrypted.runtime.cost import estimate_cost
 from polynext.encrypted.runtime.levels import value_scales
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program, Stride
@@ -99,8 +99,8 @@ def test_a_program_computes_its_circuit_also_after_a_file(case: tuple[Circuit, i
     np.testing.assert_allclose(result, circuit(x), atol=1e-9)
     loaded = after_a_file(program)
     np.testing.assert_array_equal(run_clear(loaded, parameters, x)[0], result)
-    bills = [make_bill(each, parameters, SAME_EVERYWHERE(2**13)) for each in (program, loaded)]
-    assert bills[0] == bills[1]
+    estimates = [estimate_cost(each, parameters, SAME_EVERYWHERE(2**13)) for each in (program, loaded)]
+    assert estimates[0] == estimates[1]
 
 
 @given(st.data())
@@ -154,11 +154,11 @@ def test_two_values_in_one_ciphertext_are_what_they_were_apart(lazy: bool) -> No
     parameters = choose_parameters(stages_of(circuit, lazy), 2**15, 8.0, STANDARD_SECURITY)
     program = build_program(circuit, parameters.slots, images=2, lazy=lazy)
     choose_rotations(program, most_keys=40)
-    apart = make_bill(program, parameters, SAME_EVERYWHERE(2**15))
+    apart = estimate_cost(program, parameters, SAME_EVERYWHERE(2**15))
     join_values(program)
     choose_giant_steps(program)
     choose_rotations(program, most_keys=40)
-    together = make_bill(program, parameters, SAME_EVERYWHERE(2**15))
+    together = estimate_cost(program, parameters, SAME_EVERYWHERE(2**15))
     assert together.plaintext_products < apart.plaintext_products
     result, counted = run_clear(program, parameters, images)
     np.testing.assert_allclose(result, circuit(images), atol=1e-9)
@@ -167,17 +167,17 @@ def test_two_values_in_one_ciphertext_are_what_they_were_apart(lazy: bool) -> No
         step.held = False
     loaded = after_a_file(program)
     np.testing.assert_array_equal(run_clear(loaded, parameters, images)[0], result)
-    assert make_bill(loaded, parameters, SAME_EVERYWHERE(2**15)).plaintext_bytes < together.plaintext_bytes
+    assert estimate_cost(loaded, parameters, SAME_EVERYWHERE(2**15)).plaintext_bytes < together.plaintext_bytes
 
 
 def test_a_plan_agrees_with_the_model_and_the_bill(plan: Plan, trained: Any, examples: np.ndarray) -> None:
     images = examples[: plan.images]
     result, counted = run_clear(plan.program, plan.parameters, images)
     np.testing.assert_allclose(result, logits(trained, images), atol=1e-9)
-    assert counted.total("rotate") == plan.bill.rotations
-    assert counted.total("multiply") == plan.bill.ciphertext_products
-    assert counted.total("multiply_plain") == plan.bill.plaintext_products
-    assert counted.ciphertext_bytes == plan.bill.ciphertext_bytes
+    assert counted.total("rotate") == plan.cost.rotations
+    assert counted.total("multiply") == plan.cost.ciphertext_products
+    assert counted.total("multiply_plain") == plan.cost.plaintext_products
+    assert counted.ciphertext_bytes == plan.cost.ciphertext_bytes
 
 
 def test_what_does_not_fit_says_how_far_it_is(circuit: Circuit, examples: np.ndarray) -> None:
@@ -197,12 +197,12 @@ def test_what_does_not_fit_says_how_far_it_is(circuit: Circuit, examples: np.nda
 
 def test_fewer_keys_take_more_rotations(plan: Plan) -> None:
     """The key budget is kept, and only costs time."""
-    bills = []
+    estimates = []
     for most_keys in (len(plan.program.rotations), 1):
         program = build_program(plan.circuit, plan.program.slots, plan.images)
         choose_rotations(program, most_keys)
-        bills.append(make_bill(program, plan.parameters, SAME_EVERYWHERE(2**14)))
-    many, few = bills
+        estimates.append(estimate_cost(program, plan.parameters, SAME_EVERYWHERE(2**14)))
+    many, few = estimates
     assert few.rotation_keys <= many.rotation_keys and few.rotations >= many.rotations
 
 

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from polynext.circuit import Circuit
 from polynext.circuit.graph import Input, Linear, Product
 from polynext.circuit.maps import Matrix
-from polynext.encrypted import Offer, Plan, make_plan
+from polynext.encrypted import ClientSpec, Plan, make_plan
 from polynext.encrypted.compiler.planner import choose_parameters
 from polynext.encrypted.compiler.program_builder import build_program
 from polynext.encrypted.compiler.rotations import choose_rotations
@@ -27,7 +27,7 @@ from tests.encrypted.conftest import SAME_EVERYWHERE, evaluator_for, logits, pro
 def test_a_plan_keeps_to_128_bits(plan: Plan) -> None:
     seal, parameters = get_backend("seal"), plan.parameters
     assert parameters.modulus_bits <= seal.security.longest_modulus[parameters.ring_degree]
-    assert plan.bill.levels == parameters.depth == plan.program.depth
+    assert plan.cost.levels == parameters.depth == plan.program.depth
     seal.ring(parameters)  # SEAL checks for itself
     longer = replace(parameters, prime_bits=(60,) * 8)
     with pytest.raises(PolyNeXtError, match="128 bits of security"):
@@ -38,7 +38,7 @@ def test_a_plan_is_the_same_for_either_backend(circuit: Circuit, examples: np.nd
     clear = make_plan(circuit, examples, 4, backend="clear")
     seal = make_plan(circuit, examples, 4, backend="seal", costs=SAME_EVERYWHERE)
     assert (clear.backend, seal.backend) == ("clear", "seal")
-    assert clear.bill == seal.bill and clear.parameters == seal.parameters
+    assert clear.cost == seal.cost and clear.parameters == seal.parameters
 
 
 def test_a_missing_library_is_told_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,23 +68,23 @@ def count_calls(evaluator: Evaluator, *names: str) -> Counter[str]:
     return calls
 
 
-def test_ciphertexts_give_the_models_logits(plan: Plan, offer: Offer, trained: Any, examples: np.ndarray) -> None:
-    key = get_backend(offer.backend).ring(plan.parameters).generate_key()
+def test_ciphertexts_give_the_models_logits(plan: Plan, spec: ClientSpec, trained: Any, examples: np.ndarray) -> None:
+    key = get_backend(spec.backend).ring(plan.parameters).generate_key()
     evaluator = evaluator_for(plan.program, key)
     calls = count_calls(evaluator, "rotate", "conjugate", "multiply", "accumulate")
     images = examples[: plan.images]
     encoded = encode_program(plan.program, evaluator)
-    answer = execute(plan.program, encoded, evaluator, key.encrypt(offer.pack(images)))
-    result = offer.result_layout.unpack(key.decrypt(answer))
+    answer = execute(plan.program, encoded, evaluator, key.encrypt(spec.pack(images)))
+    result = spec.result_layout.unpack(key.decrypt(answer))
     wanted = logits(trained, images)
     # A rescale rounds to about 2^12 of the scale's units in each slot; the levels after it amplify that.
     assert np.abs(result - wanted).max() < 64 * 2**12 / plan.parameters.scale
-    assert np.abs(result - wanted).max() < promised(plan.bill)
-    bill = plan.bill
-    assert calls["rotate"] + calls["conjugate"] == bill.rotations
-    assert calls["multiply"] == bill.ciphertext_products
-    assert calls["accumulate"] == bill.plaintext_products
-    assert (answer.level, answer.scale) == (bill.levels, plan.parameters.result_scale)
+    assert np.abs(result - wanted).max() < promised(plan.cost)
+    cost = plan.cost
+    assert calls["rotate"] + calls["conjugate"] == cost.rotations
+    assert calls["multiply"] == cost.ciphertext_products
+    assert calls["accumulate"] == cost.plaintext_products
+    assert (answer.level, answer.scale) == (cost.levels, plan.parameters.result_scale)
 
 
 @pytest.mark.parametrize("tiny", [1e-9, 0.0])

@@ -14,7 +14,7 @@ from polynext.encrypted import Client, Plan, Server, get_backend
 from polynext.encrypted.client import EVALUATION
 from polynext.encrypted.runtime.backends.protocol import Costs
 from polynext.encrypted.runtime.backends.seal import SealEvaluator
-from polynext.encrypted.runtime.counting import Tally
+from polynext.encrypted.runtime.counting import CountingEvaluator
 from polynext.encrypted.runtime.execution import encode_program
 from polynext.encrypted.runtime.sharing import Shared
 from polynext.errors import PolyNeXtError
@@ -34,7 +34,7 @@ def client(folders: Path) -> Client:
 
 def shared_answer(server: Server, image: Any, processes: int) -> Any:
     """By so many processes, though fewer would be faster on a network this small."""
-    costs = get_backend("clear").costs(server.offer.parameters.ring_degree)
+    costs = get_backend("clear").costs(server.spec.parameters.ring_degree)
     return Shared(server.program, server.encoded, server.evaluator, costs, processes).run(image, server.ring)
 
 
@@ -44,20 +44,20 @@ def shared_answer(server: Server, image: Any, processes: int) -> Any:
 def test_the_answer_is_that_of_one_core(
     server: Server, client: Client, examples: np.ndarray, processes: int, held: bool
 ) -> None:
-    (image,) = client.encrypt(examples[: client.offer.images])
+    (image,) = client.encrypt(examples[: client.spec.images])
     wanted = client.secret.decrypt(server.answer(image))
     if not held:
         for step in server.program.steps:
             step.held = False
-        server = Server(server.program, server.offer, server.evaluator.keys, server.ring)
+        server = Server(server.program, server.spec, server.evaluator.keys, server.ring)
     result = shared_answer(server, image, processes)
     np.testing.assert_array_equal(client.secret.decrypt(result), wanted)
 
 
 def shared(plan: Plan, seconds: dict[str, float], processes: int) -> Shared:
     costs = Costs(plan.parameters.ring_degree, {name: (0.0, each) for name, each in seconds.items()})
-    tally = Tally(plan.parameters, plan.program.rotations)
-    return Shared(plan.program, encode_program(plan.program, tally), tally, costs, processes)
+    counter = CountingEvaluator(plan.parameters, plan.program.rotations)
+    return Shared(plan.program, encode_program(plan.program, counter), counter, costs, processes)
 
 
 def test_two_cores_are_faster_where_rotations_are_what_takes_long(plan: Plan) -> None:
@@ -101,7 +101,7 @@ def test_what_befalls_another_process_is_told(
         return rotate(self, value, steps)
 
     monkeypatch.setattr(SealEvaluator, "rotate", rotate_here_only)
-    (image,) = client.encrypt(examples[: client.offer.images])
+    (image,) = client.encrypt(examples[: client.spec.images])
     with pytest.raises(error, match=told):
         shared_answer(server, image, 2)
 
@@ -110,7 +110,7 @@ def test_what_befalls_another_process_is_told(
 def test_a_request_is_answered_by_as_many_processes_as_make_it_fastest(
     server: Server, client: Client, examples: np.ndarray
 ) -> None:
-    (image,) = client.encrypt(examples[: client.offer.images])
+    (image,) = client.encrypt(examples[: client.spec.images])
     np.testing.assert_array_equal(
         client.secret.decrypt(server.answer(image, 2)), client.secret.decrypt(server.answer(image))
     )
@@ -119,6 +119,6 @@ def test_a_request_is_answered_by_as_many_processes_as_make_it_fastest(
 @on_seal
 def test_forks_end_with_the_answer(server: Server, client: Client, examples: np.ndarray) -> None:
     before = multiprocessing.active_children()
-    (image,) = client.encrypt(examples[: client.offer.images])
+    (image,) = client.encrypt(examples[: client.spec.images])
     shared_answer(server, image, 3)
     assert multiprocessing.active_children() == before

@@ -24,7 +24,7 @@ from polynext.encrypted.runtime.backends.protocol import (
     unexpected_ciphertext,
     unusable,
 )
-from polynext.encrypted.runtime.counting import Slots, Tally
+from polynext.encrypted.runtime.counting import CountingEvaluator, Slots
 from polynext.encrypted.runtime.parameters import Parameters
 
 
@@ -141,7 +141,7 @@ class ClearKey(SecretKey):
         return value.values.real
 
 
-class ClearEvaluator(Tally):
+class ClearEvaluator(CountingEvaluator):
     """Computes on slots exactly, and counts as well."""
 
     needs_values = True

@@ -16,12 +16,12 @@ from polynext.circuit.graph import Linear
 from polynext.circuit.maps import Convolution, Gather, LinearMap, Scale, chain
 from polynext.circuit.rewrites import factor_sums, merge_linear_maps, patches_first, rebase, structured, unbuild_sums
 from polynext.circuit.structure import Kronecker, kronecker
-from polynext.encrypted import Limits, Offer, make_plan
+from polynext.encrypted import ClientSpec, Limits, make_plan
 from polynext.encrypted.compiler.materialised import BASIS, worth_keeping
 from polynext.encrypted.compiler.packing import diagonals_of, layout_of, matrix_diagonals, target_of
 from polynext.encrypted.compiler.planner import DoesNotFitError
 from polynext.encrypted.compiler.precision import NoisyEvaluator, flipped
-from polynext.encrypted.compiler.prepare import offer_for
+from polynext.encrypted.compiler.prepare import client_spec_for
 from polynext.encrypted.files import check_fits, header_for
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.parameters import Parameters
@@ -136,13 +136,13 @@ def test_clients_pack_pictures_in_patches(kernel: int) -> None:
     images = np.random.default_rng(0).normal(size=(8, 3, 8, 8))
     limits = Limits(memory=4 * 2**30, keys=2**30, error=0.1, flips=1.0)
     plan = make_plan(lowered, images, limits=limits, backend="clear", costs=SAME_EVERYWHERE)
-    offer = Offer.from_json(offer_for(plan, Preprocessing(size=8, resize=8), ("a", "b", "c")).to_json())
-    assert offer.image_shape == (3, 8, 8)
-    layout = offer.image_layout
-    np.testing.assert_array_equal(layout.unpack(offer.pack(images[:1])), images[:1].reshape(1, -1))
+    spec = ClientSpec.from_json(client_spec_for(plan, Preprocessing(size=8, resize=8), ("a", "b", "c")).to_json())
+    assert spec.image_shape == (3, 8, 8)
+    layout = spec.image_layout
+    np.testing.assert_array_equal(layout.unpack(spec.pack(images[:1])), images[:1].reshape(1, -1))
     result, counted = run_clear(plan.program, plan.parameters, images[:1])
     np.testing.assert_allclose(result, logits(patches, images[:1]), atol=1e-9)
-    assert counted.total("multiply_plain") == plan.bill.plaintext_products
+    assert counted.total("multiply_plain") == plan.cost.plaintext_products
     # The image's own map has one diagonal for each distance between channels and not one for each between pixels.
     assert len(plan.program.steps[0].forms[0].terms[0].offsets) <= 9 * 16
 
@@ -190,7 +190,7 @@ def test_the_error_of_the_logits_is_told_beforehand(patches: PolyNeXt, lowered: 
     wanted = logits(patches, images)
     errors = [np.abs(run_encrypted(plan.program, key, images[i : i + 1]) - wanted[i]).max() for i in range(4)]
     measured = max(errors) / np.abs(wanted).max()
-    assert plan.bill.error / 20 < measured < plan.bill.error * 1.5
+    assert plan.cost.error / 20 < measured < plan.cost.error * 1.5
     with pytest.raises(DoesNotFitError, match=r"logits would be off by .* of the largest where 1e-12 is allowed"):
         make_plan(lowered, images, limits=replace(limits, error=1e-12), costs=SAME_EVERYWHERE)
 
@@ -202,7 +202,7 @@ def test_predictions_change_where_classes_are_close() -> None:
     assert flipped(np.concatenate([close, apart]), 1e-3) == 0.25
 
 
-def test_files_of_another_seal_are_refused_with_a_sentence(offer: Offer) -> None:
-    header = {**header_for(offer, "a key"), "file_format": "SEAL 1.0", "library": "tenseal 0.1"}
+def test_files_of_another_seal_are_refused_with_a_sentence(spec: ClientSpec) -> None:
+    header = {**header_for(spec, "a key"), "file_format": "SEAL 1.0", "library": "tenseal 0.1"}
     with pytest.raises(PolyNeXtError, match=r"was written by SEAL 1\.0 \(tenseal 0\.1\), which .* does not read"):
-        check_fits(Path("keys"), header, offer)
+        check_fits(Path("keys"), header, spec)
