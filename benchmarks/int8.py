@@ -46,7 +46,9 @@ def torchao_forms(model: nn.Module) -> Iterator[tuple[str, Network, int]]:
         yield f"torchao, int8 {name}", quantised, file_size(quantised)
 
 
-def onnx_forms(model: nn.Module, images: Tensor, folder: Path, threads: int) -> Iterator[tuple[str, Network, int]]:
+def onnx_forms(
+    model: nn.Module, images: Tensor, folder: Path, threads: int, reduce_range: bool
+) -> Iterator[tuple[str, Network, int]]:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -68,6 +70,7 @@ def onnx_forms(model: nn.Module, images: Tensor, folder: Path, threads: int) -> 
         Batches(),
         quant_format=QuantFormat.QDQ,
         per_channel=True,
+        reduce_range=reduce_range,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         op_types_to_quantize=["Conv"],
@@ -82,6 +85,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--reduce-range", action="store_true", help="7-bit weights, for CPUs without VNNI")
     args = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(args.threads)
@@ -97,7 +101,7 @@ def main() -> None:
         images = torch.randn(2 * args.batch, *model.pretrained_cfg["input_size"])
     with tempfile.TemporaryDirectory() as folder:
         forms = [("eager, float32", accelerate(model), file_size(model)), *torchao_forms(model)]
-        forms += onnx_forms(model, images, Path(folder), args.threads)
+        forms += onnx_forms(model, images, Path(folder), args.threads, args.reduce_range)
         batch = images[: args.batch]
         seconds: dict[str, list[float]] = {name: [] for name, _, _ in forms}
         for turn in range(args.rounds + 1):
