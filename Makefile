@@ -5,7 +5,7 @@ BIN := .venv/bin
 PORT ?= 8000
 PAGE := polynext/service/page/index.html
 
-.PHONY: help train serve page test docs slow versions clean
+.PHONY: help train serve page test docs slow sanitize versions clean
 
 help:
 	@echo "make train    set up and train on the embedded digits"
@@ -14,14 +14,15 @@ help:
 	@echo "make test     set up, lint, type-check and run the tests"
 	@echo "make docs     set up and build the documentation, build/docs/index.html"
 	@echo "make slow     set up and run the slow tests"
+	@echo "make sanitize run the native evaluator's tests under the address, undefined-behaviour and thread sanitizers"
 	@echo "make versions renew requirements.txt: the newest versions that pass the tests"
 	@echo "make clean    remove the environment and the built page"
 
-train: .venv/installed
+train: .venv/installed .venv/native
 	$(BIN)/polynext train
 
 # Prints the address when it is ready. PORT=0 takes a free one. Only the page needs Node.
-serve: .venv/installed
+serve: .venv/installed .venv/native
 	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory page; \
 	else echo "There is no npm, which builds the page: install Node 20 or newer for it. All else is served."; fi
 	$(BIN)/polynext encrypted serve --port $(PORT)
@@ -35,7 +36,7 @@ web/node_modules/installed: web/package.json web/.npmrc
 	cd web && npm install --silent
 	touch $@
 
-test: .venv/installed
+test: .venv/installed .venv/native
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -46,7 +47,7 @@ docs: .venv/installed
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 	@echo "build/docs/index.html"
 
-slow: .venv/installed
+slow: .venv/installed .venv/native
 	$(BIN)/pytest -m slow
 
 # Installs the newest of everything, tests it, and writes its names and versions down if it passes.
@@ -59,6 +60,18 @@ versions: .venv/python
 
 clean:
 	rm -rf .venv web/node_modules polynext/service/page
+
+# The native evaluator is optional: without a C++ compiler everything works with SEAL alone, more slowly.
+NATIVE := $(shell git ls-files native)
+
+.venv/native: .venv/installed $(NATIVE)
+	@if command -v c++ > /dev/null; then $(BIN)/uv pip install --quiet --python $(BIN)/python --reinstall ./native; \
+	else echo "There is no C++ compiler: encrypted inference runs on SEAL alone, several times slower."; fi
+	touch $@
+
+sanitize: .venv/native
+	native/sanitize address,undefined $(BIN)
+	native/sanitize thread $(BIN)
 
 # uv resolves and installs in a fraction of pip's time; it is itself installed into the environment only.
 .venv/python:
