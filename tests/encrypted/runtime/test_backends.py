@@ -104,3 +104,14 @@ def test_weights_that_round_to_nothing_are_left_out(backend: str, tiny: float, o
     np.testing.assert_allclose(run_clear(program, parameters, x)[0], circuit(x), atol=1e-9)
     key = chosen.ring(parameters).generate_key()
     np.testing.assert_allclose(run_encrypted(program, key, x), circuit(x), atol=1e-3)
+
+
+def test_browsers_get_the_arguments_of_seals_constructors(plan: Plan) -> None:
+    assert get_backend("clear").ring(plan.parameters).browser_parameters([1]) is None
+    found = get_backend("seal").ring(plan.parameters).browser_parameters([0, 1, 3])
+    assert found == {
+        "poly_modulus_degree": plan.parameters.ring_degree,
+        "coeff_modulus_bits": [*reversed(plan.parameters.prime_bits[:-1]), plan.parameters.prime_bits[-1]],
+        "input_scale": plan.parameters.input_scale,
+        "galois_elements": {"rotation-0": 2 * plan.parameters.ring_degree - 1, "rotation-1": 3, "rotation-3": 27},
+    }

@@ -145,6 +145,10 @@ class Ring(ABC):
     @abstractmethod
     def evaluator(self, keys: EvaluationKeys) -> "Evaluator": ...
 
+    def browser_parameters(self, rotations: Iterable[int]) -> dict[str, Any] | None:
+        """What a browser needs to create the same ring and these rotation keys; None if no browser library can."""
+        return None
+
 
 class SecretKey(ABC):
     """What stays with the client."""

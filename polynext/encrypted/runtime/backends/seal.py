@@ -154,6 +154,17 @@ class SealRing(Ring):
     def evaluator(self, keys: EvaluationKeys) -> "SealEvaluator":
         return SealEvaluator(self, keys)
 
+    def browser_parameters(self, rotations: Iterable[int]) -> dict[str, Any]:
+        """The arguments of SEAL's own constructors, for `node-seal`."""
+        parameters = self.parameters
+        parts = [part for part in Part.keys(rotations) if part.kind == "rotation"]
+        return {
+            "poly_modulus_degree": parameters.ring_degree,
+            "coeff_modulus_bits": in_seal_order(parameters.prime_bits),
+            "input_scale": parameters.input_scale,
+            "galois_elements": {part.name: galois_element(part.step, parameters) for part in parts},
+        }
+
 
 @dataclass(eq=False)
 class SealKey(SecretKey):
