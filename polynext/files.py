@@ -2,11 +2,12 @@
 
 import os
 import struct
-import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from polynext.errors import PolyNeXtError
 
@@ -41,21 +42,20 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path, sentence: str) -> Iterator[None]:
-    """Raises with this sentence if another process is in the folder so. One that was killed is not any more."""
-    if sys.platform == "win32":  # which has no such locks
-        yield
-        return
-    import fcntl
+def lock_folder(folder: Path, message: str) -> Iterator[None]:
+    """Hold an exclusive lock on a folder. If another process holds it, raise PolyNeXtError with this message.
 
+    The operating system releases the lock if the process dies.
+    """
+    lock = FileLock(folder / ".lock", timeout=0, thread_local=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock.acquire()
+    except Timeout as error:
+        raise PolyNeXtError(message) from error
     except OSError as error:
         raise PolyNeXtError(f"cannot write to {folder} ({error.strerror}): give another folder.") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PolyNeXtError(sentence) from error
+    try:
         yield
+    finally:
+        lock.release()

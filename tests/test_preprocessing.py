@@ -76,8 +76,8 @@ def test_a_client_encrypts_what_evaluation_feeds_the_network(
         encrypted.append(images)
         path.touch()
 
-    received = Preprocessing.from_json(SETTINGS[setting].to_json())  # as it is in an offer
-    client = SimpleNamespace(offer=SimpleNamespace(preprocessing=received), write_request=write_request)
+    received = Preprocessing.from_json(SETTINGS[setting].to_json())  # as in a client spec
+    client = SimpleNamespace(spec=SimpleNamespace(preprocessing=received), write_request=write_request)
     monkeypatch.setattr(Client, "load", lambda path: client)
     files = sorted(map(str, (folder / "val" / "only").iterdir()))
     assert main(["encrypted", "encrypt", *files, "--out", str(tmp_path / "request.enc")]) == 0

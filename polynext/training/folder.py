@@ -32,7 +32,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from polynext.files import alone_in, write_atomically
+from polynext.files import lock_folder, write_atomically
 
 STATES_KEPT = 2
 
@@ -46,7 +46,7 @@ class RunFolder:
 
     def alone(self) -> AbstractContextManager[None]:
         """Nobody else may train here meanwhile: two would write into each other's files."""
-        return alone_in(
+        return lock_folder(
             self.states, f"another process trains in {self.path}: wait until it ends, or give another --out."
         )
 

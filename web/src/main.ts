@@ -2,10 +2,10 @@
 import { find, make, megabytes } from './dom.ts'
 import { Input } from './input.ts'
 import { drawBytes } from './noise.ts'
-import type { Offer, Summary } from './offer.ts'
+import type { ClientSpec, NetworkSummary } from './client_spec.ts'
 import { Refusal, Service } from './service.ts'
 import { type Listener, Session } from './session.ts'
-import { offerThemes } from './theme.ts'
+import { addThemeButton } from './theme.ts'
 import { Ledger, showAnswer, showFacts, told, Work } from './view.ts'
 
 /** Keys up to this size are made when the page is opened, larger ones when they are needed. */
@@ -22,7 +22,7 @@ const askButton = find<HTMLButtonElement>('ask')
 const input = new Input(service, pictureChanged, trouble)
 let session: Session | undefined
 let sent: Uint8Array | undefined
-let chosen: Summary | undefined
+let chosen: NetworkSummary | undefined
 let busy = false
 /** The picture is the one that was asked about. */
 let asked = false
@@ -54,17 +54,17 @@ async function ask(): Promise<void> {
   const values = input.values()
   if (!session || !values || busy) return
   const mine = session
-  const { offer } = mine
+  const { spec } = mine
   busy = asked = true
   trouble(undefined)
   update()
-  showAnswer(offer, undefined)
+  showAnswer(spec, undefined)
   find('fact-answer').textContent = '–'
   ledger.clear('encrypt', 'send', 'compute', 'fetch', 'decrypt')
   try {
     const logits = await mine.ask(values)
     if (mine !== session) return
-    if (asked) showAnswer(offer, logits)
+    if (asked) showAnswer(spec, logits)
     else trouble('the picture was changed while it was asked about: its answer is not shown.')
   } catch (error) {
     if (mine !== session) return
@@ -77,18 +77,18 @@ async function ask(): Promise<void> {
 }
 
 /** Turns to a network, with keys of its own. */
-async function use(summary: Summary): Promise<void> {
+async function use(summary: NetworkSummary): Promise<void> {
   leave()
   trouble(undefined)
   chosen = summary
-  const offer = await service.offer(summary.name)
+  const spec = await service.clientSpec(summary.name)
   if (chosen !== summary) return // another was chosen in the meantime
-  const mine = new Session(offer, service, listener)
+  const mine = new Session(spec, service, listener)
   session = mine
-  input.use(offer).catch(trouble)
-  find('lead').textContent = lead(offer)
-  showFacts(offer, `about ${megabytes(summary.upload_bytes)}`)
-  showAnswer(offer, undefined)
+  input.use(spec).catch(trouble)
+  find('lead').textContent = lead(spec)
+  showFacts(spec, `about ${megabytes(summary.upload_bytes)}`)
+  showAnswer(spec, undefined)
   update()
   if (summary.upload_bytes <= SMALL_KEYS) mine.keys().catch((error) => mine === session && trouble(error))
   else making.tell(price(summary))
@@ -105,7 +105,7 @@ function leave(): void {
 }
 
 /** What the first question will take, for whoever would rather not. */
-function price({ upload_bytes, seconds }: Summary): string {
+function price({ upload_bytes, seconds }: NetworkSummary): string {
   const making = Math.round(upload_bytes / KEY_BYTES_PER_SECOND)
   return (
     `This network needs large keys: ${megabytes(upload_bytes)}. They are made when you first ask, in about ${making} s, ` +
@@ -113,8 +113,8 @@ function price({ upload_bytes, seconds }: Summary): string {
   )
 }
 
-function lead(offer: Offer): string {
-  const { size } = offer.preprocessing
+function lead(spec: ClientSpec): string {
+  const { size } = spec.preprocessing
   const how = input.drawable ? 'Draw a digit' : 'Choose a picture'
   return (
     `${how}. Your browser encrypts its ${(size * size).toLocaleString('en')} pixels, the server runs a whole neural ` +
@@ -124,7 +124,7 @@ function lead(offer: Offer): string {
 
 /** An answer goes with the picture that it was given to. */
 function pictureChanged(): void {
-  if (session && asked) showAnswer(session.offer, undefined)
+  if (session && asked) showAnswer(session.spec, undefined)
   asked = false
   update()
 }
@@ -142,14 +142,14 @@ function trouble(error: unknown): void {
   place.textContent = sentence.charAt(0).toUpperCase() + sentence.slice(1)
 }
 
-function showOffers(offers: Summary[]): void {
-  const place = find('offers')
-  place.hidden = offers.length < 2
+function showNetworks(networks: NetworkSummary[]): void {
+  const place = find('networks')
+  place.hidden = networks.length < 2
   place.replaceChildren(
-    ...offers.map((offer, i) => {
-      const choice = make('input', { type: 'radio', name: 'offer', value: offer.name, checked: i === 0 })
-      choice.addEventListener('change', () => use(offer).catch(trouble))
-      return make('label', {}, choice, offer.name)
+    ...networks.map((network, i) => {
+      const choice = make('input', { type: 'radio', name: 'network', value: network.name, checked: i === 0 })
+      choice.addEventListener('change', () => use(network).catch(trouble))
+      return make('label', {}, choice, network.name)
     }),
   )
 }
@@ -160,11 +160,11 @@ async function start(): Promise<void> {
   const { token_required, version } = await service.about()
   find('version').textContent = `polynext ${version}`
   if (token_required) service.token = await askForToken()
-  const all = await service.offers()
-  const offers = all.filter((offer) => offer.backend === 'seal')
-  if (!offers[0]) throw new Error('this service offers no network that a browser can ask.')
-  showOffers(offers)
-  await use(offers[0])
+  const all = await service.networks()
+  const networks = all.filter((network) => network.works_in_browser)
+  if (!networks[0]) throw new Error('this service has no network that works in a browser.')
+  showNetworks(networks)
+  await use(networks[0])
 }
 
 /** Asks until the service takes it. It is kept in this tab's memory only. */
@@ -176,7 +176,7 @@ function askForToken(): Promise<string> {
       event.preventDefault()
       service.token = find<HTMLInputElement>('token').value.trim()
       try {
-        await service.offers()
+        await service.networks()
         form.hidden = true
         trouble(undefined)
         resolve(service.token)
@@ -196,7 +196,7 @@ addEventListener('pagehide', () => leave())
 addEventListener('pageshow', (event) => {
   if (event.persisted) location.reload() // the keys are gone
 })
-offerThemes(() => {
+addThemeButton(() => {
   input.repaint()
   if (sent) drawBytes(sent, noise)
 })

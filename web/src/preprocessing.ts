@@ -4,7 +4,7 @@
  * Python resizes with Pillow, whose arithmetic on bytes is repeated here: weights rounded to 22 binary digits, rows
  * first and rounded to bytes, then columns. test/vectors.json holds both sides to it.
  */
-import type { Preprocessing } from './offer.ts'
+import type { Preprocessing } from './client_spec.ts'
 
 /** Bytes in rows, `channels` to a pixel: one for grey, three for RGB. */
 export interface Picture {

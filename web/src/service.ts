@@ -1,5 +1,5 @@
 /** The service over HTTP. Everything that is sent can be sent again: nothing is answered twice. */
-import type { Offer, Summary } from './offer.ts'
+import type { ClientSpec, NetworkSummary } from './client_spec.ts'
 import type { KeyPart } from './vault.ts'
 
 export interface Job {
@@ -47,22 +47,22 @@ export class Service {
     return this.json('GET', 'v1/service')
   }
 
-  offers(): Promise<Summary[]> {
-    return this.json('GET', 'v1/offers')
+  networks(): Promise<NetworkSummary[]> {
+    return this.json('GET', 'v1/networks')
   }
 
-  offer(name: string): Promise<Offer> {
-    return this.json('GET', `v1/offers/${name}`)
+  clientSpec(name: string): Promise<ClientSpec> {
+    return this.json('GET', `v1/networks/${name}`)
   }
 
-  sample(offer: string, name: string): Promise<Blob> {
-    return this.request('GET', `v1/offers/${offer}/samples/${name}`)
+  sample(network: string, name: string): Promise<Blob> {
+    return this.request('GET', `v1/networks/${network}/samples/${name}`)
   }
 
   /** Tells of keys that will be sent, and returns their name at the server. */
   async announceKeys(fingerprint: string, parts: KeyPart[]): Promise<string> {
     const manifest = parts.map(({ name, blob, sha256 }) => ({ name, bytes: blob.size, sha256 }))
-    const announcement = new Blob([JSON.stringify({ offer: fingerprint, parts: manifest })])
+    const announcement = new Blob([JSON.stringify({ client_spec: fingerprint, parts: manifest })])
     const { id }: KeysState = await this.json('POST', 'v1/keys', announcement)
     return id
   }
@@ -92,8 +92,8 @@ export class Service {
   }
 
   /** Asks under a name that was chosen here. */
-  ask(job: string, offer: string, keys: string, ciphertext: Blob): Promise<Job> {
-    return this.json('PUT', `v1/jobs/${job}?offer=${offer}&keys=${keys}`, ciphertext)
+  ask(job: string, network: string, keys: string, ciphertext: Blob): Promise<Job> {
+    return this.json('PUT', `v1/jobs/${job}?network=${network}&keys=${keys}`, ciphertext)
   }
 
   /** Tells how a job stands, at every change, until it is done. */

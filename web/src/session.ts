@@ -1,5 +1,5 @@
 /** Everything between a picture and its answer, for one network: keys, request, waiting, decryption. */
-import type { Offer } from './offer.ts'
+import type { ClientSpec } from './client_spec.ts'
 import { type Job, Refusal, type Service } from './service.ts'
 import { type KeyPart, Vault } from './vault.ts'
 
@@ -28,7 +28,7 @@ export class Session {
   private job: string | undefined
 
   constructor(
-    readonly offer: Offer,
+    readonly spec: ClientSpec,
     service: Service,
     private readonly listener: Listener,
   ) {
@@ -74,10 +74,10 @@ export class Session {
   private async makeKeys(): Promise<KeyPart[]> {
     const started = performance.now()
     const parts: KeyPart[] = []
-    const steps = this.offer.parts.length + 1
+    const steps = this.spec.parts.length + 1
     this.listener.makingKeys(0)
-    await this.vault.open(this.offer)
-    for (const number of this.offer.parts.keys()) {
+    await this.vault.open(this.spec)
+    for (const number of this.spec.parts.keys()) {
       this.listener.makingKeys((number + 1) / steps)
       parts.push(await this.vault.evaluationKey(number))
     }
@@ -92,7 +92,7 @@ export class Session {
       this.sent ??= await this.sendKeys(keys)
       const started = performance.now()
       try {
-        this.listener.serving(await this.service.ask(job, this.offer.name, this.sent, ciphertext))
+        this.listener.serving(await this.service.ask(job, this.spec.name, this.sent, ciphertext))
         this.did('send', started, ciphertext.size)
         return
       } catch (error) {
@@ -107,7 +107,7 @@ export class Session {
     const started = performance.now()
     const bytes = sizeOf(keys)
     this.listener.sendingKeys(0, bytes)
-    this.announced = await this.service.announceKeys(this.offer.fingerprint, keys)
+    this.announced = await this.service.announceKeys(this.spec.fingerprint, keys)
     await this.service.sendKeys(this.announced, keys, (share) => this.listener.sendingKeys(share, bytes))
     this.did('send keys', started, bytes)
     return this.announced

@@ -3,7 +3,7 @@ import { find } from './dom.ts'
 
 const THEMES = ['as the system', 'light', 'dark'] as const
 
-export function offerThemes(changed: () => void): void {
+export function addThemeButton(changed: () => void): void {
   const button = find<HTMLButtonElement>('theme')
   let chosen = 0
   const apply = (): void => {

@@ -1,5 +1,5 @@
 /** The page's side of the vault: calls that its thread answers. */
-import type { Offer } from './offer.ts'
+import type { ClientSpec } from './client_spec.ts'
 
 /** A part of the evaluation keys, ready to be sent. */
 export interface KeyPart {
@@ -44,9 +44,9 @@ export class Vault implements Calls {
     return answer.promise as Promise<Result>
   }
 
-  /** Makes a secret key for an offer. */
-  open(offer: Offer): Promise<void> {
-    return this.ask('open', offer)
+  /** Makes a secret key for an spec. */
+  open(spec: ClientSpec): Promise<void> {
+    return this.ask('open', spec)
   }
 
   evaluationKey(number: number): Promise<KeyPart> {

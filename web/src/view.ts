@@ -1,6 +1,6 @@
 /** The parts of the page that only show. */
 import { find, make, megabytes, seconds } from './dom.ts'
-import type { Offer } from './offer.ts'
+import type { ClientSpec } from './client_spec.ts'
 import type { Job } from './service.ts'
 import type { Entry } from './session.ts'
 
@@ -76,14 +76,14 @@ export function told(job: Job): [text: string, share?: number] {
 }
 
 /** The decrypted logits as bars from zero, the largest marked. */
-export function showAnswer(offer: Offer, logits: number[] | undefined): void {
+export function showAnswer(spec: ClientSpec, logits: number[] | undefined): void {
   const least = Math.min(0, ...(logits ?? []))
   const range = Math.max(1e-9, ...(logits ?? [])) - least
   const best = logits ? logits.indexOf(Math.max(...logits)) : -1
   const bars = find('bars')
   bars.style.setProperty('--zero', String(-least / range))
   bars.replaceChildren(
-    ...offer.classes.map((name, i) => {
+    ...spec.classes.map((name, i) => {
       const logit = logits?.[i]
       const bar = make('span', { className: 'bar' })
       bar.style.setProperty('--share', String((logit ?? 0) / range))
@@ -95,13 +95,13 @@ export function showAnswer(offer: Offer, logits: number[] | undefined): void {
   )
   const shown = find('answer')
   if (!logits) return shown.replaceChildren(make('span', { className: 'none' }, '?'))
-  const name = offer.classes[best]!
+  const name = spec.classes[best]!
   const total = logits.reduce((sum, logit) => sum + Math.exp(logit - logits[best]!), 0)
   const sure = make('small', {}, `${total < 1.005 ? 'over 99' : Math.round(100 / total)} % sure, by softmax`)
   shown.replaceChildren(make('strong', { className: name.length > 2 ? 'word' : '' }, name), sure)
 }
 
-export function showFacts({ cost }: Offer, keys: string): void {
+export function showFacts({ cost }: ClientSpec, keys: string): void {
   find('fact-ciphertext').textContent = '–'
   find('fact-answer').textContent = '–'
   find('fact-keys').textContent = keys

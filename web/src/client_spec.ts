@@ -9,10 +9,10 @@ export interface Preprocessing {
   std: number[]
 }
 
-export interface Summary {
+export interface NetworkSummary {
   name: string
   fingerprint: string
-  backend: string
+  works_in_browser: boolean
   classes: string[]
   image_shape: number[]
   upload_bytes: number
@@ -24,12 +24,12 @@ export interface Part {
   step: number | null
 }
 
-export interface Offer {
+export interface ClientSpec {
   name: string
   fingerprint: string
   classes: string[]
   preprocessing: Preprocessing
-  seal: { poly_modulus_degree: number; coeff_modulus_bits: number[]; input_scale: number } | null
+  browser_parameters: { poly_modulus_degree: number; coeff_modulus_bits: number[]; input_scale: number } | null
   parts: Part[]
   slots: { image: number[]; result: number[][] }
   samples: string[]
@@ -38,14 +38,14 @@ export interface Offer {
 }
 
 /** Normalised pixels where the network wants them: slot s gets entry `slots.image[s]`, if there is one. */
-export function pack(offer: Offer, values: Float32Array): Float64Array {
-  return Float64Array.from(offer.slots.image, (entry) => values[entry] ?? 0)
+export function pack(spec: ClientSpec, values: Float32Array): Float64Array {
+  return Float64Array.from(spec.slots.image, (entry) => values[entry] ?? 0)
 }
 
-/** The logits in the slots of a decrypted answer. One beyond what the offer promises is no answer. */
-export function unpack(offer: Offer, slots: Float64Array): number[] {
-  const logits = (offer.slots.result[0] ?? []).map((slot) => slots[slot] ?? Number.NaN)
-  if (!logits.every((logit) => Math.abs(logit) <= offer.largest_logit))
+/** The logits in the slots of a decrypted answer. One beyond what the spec promises is no answer. */
+export function unpack(spec: ClientSpec, slots: Float64Array): number[] {
+  const logits = (spec.slots.result[0] ?? []).map((slot) => slots[slot] ?? Number.NaN)
+  if (!logits.every((logit) => Math.abs(logit) <= spec.largest_logit))
     throw new Error('this picture is too unlike those the network learned from: its answer went out of range.')
   return logits
 }
