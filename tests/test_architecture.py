@@ -126,7 +126,26 @@ def python(code: str) -> str:
 def test_clients_and_servers_need_neither_torch_nor_the_compiler() -> None:
     loads = "import sys; from polynext.encrypted import Client, ClientSpec, RemoteClient, Server, connect"
     heavy = ("torch", "timm", "scipy", "polynext.encrypted.compiler", "polynext.circuit")
-    assert python(f"{loads}; print([name for name in {heavy} if name in sys.modules])") == "[]"
+    for code in (loads, "import sys, polynext.cli.encrypted"):
+        assert python(f"{code}; print([name for name in {heavy} if name in sys.modules])") == "[]"
+
+
+WITHOUT_FORK = """
+import multiprocessing, multiprocessing.context as context, os
+del os.fork, os.sched_getaffinity, context._concrete_contexts["fork"], context.ForkProcess, context.ForkContext
+import polynext.encrypted, polynext.encrypted.client, polynext.encrypted.server, polynext.encrypted.remote
+import polynext.service, polynext.cli.encrypted
+from polynext.distributed import cores
+from polynext.encrypted.server import fork_context
+try:
+    fork_context()
+except polynext.PolyNeXtError as error:
+    print(cores() >= 1, error)
+"""
+
+
+def test_clients_servers_and_services_import_on_systems_without_fork() -> None:
+    assert python(WITHOUT_FORK).startswith("True this operating system has no fork: ")
 
 
 def test_an_encryption_library_is_imported_by_its_backend_alone() -> None:

@@ -4,14 +4,12 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from polynext.errors import PolyNeXtError
 from polynext.service import Settings, Store
-from polynext.service.inference import Assignment, KeyCache
 from polynext.service.refusal import Refusal
 from polynext.service.settings import Caller
 from polynext.service.store import SCHEMA_VERSION, AnnouncedPart, KeySet
@@ -155,14 +153,3 @@ def test_limits_of_jobs_keys_and_disk(opened: Opener) -> None:
     assert refusal.value.status == 507
     with pytest.raises(Refusal, match="disk is full"):
         keys_of(opened("other", free_disk=2**60), ANN)
-
-
-def test_loaded_keys_have_a_memory_limit(tmp_path: Path) -> None:
-    network = SimpleNamespace(spec=SimpleNamespace(cost=SimpleNamespace(key_bytes=40)), loaded=[])
-    network.load_keys = lambda folder: network.loaded.append(folder.name)
-    cache = KeyCache(100)
-    for keys in ("a", "b", "a", "c", "a"):  # c replaces b
-        cache.get(network, Assignment("small", keys, tmp_path / keys, tmp_path, tmp_path, ""))  # type: ignore[arg-type]
-    assert list(cache.loaded) == ["c", "a"] and cache.bytes == 80 and network.loaded == ["a", "b", "c"]
-    cache.forget("c")
-    assert list(cache.loaded) == ["a"]

@@ -1,4 +1,4 @@
-/** What a service tells of a network: all that a client needs, and no weights. */
+/** The client spec of a network: all that a client needs, and no weights. */
 
 export interface Preprocessing {
   size: number
@@ -37,15 +37,15 @@ export interface ClientSpec {
   cost: { rotations: number; plaintext_products: number; ciphertext_products: number; seconds: number }
 }
 
-/** Normalised pixels where the network wants them: slot s gets entry `slots.image[s]`, if there is one. */
+/** Put normalised pixels into slots: slot s gets entry `slots.image[s]`, or zero if there is none. */
 export function pack(spec: ClientSpec, values: Float32Array): Float64Array {
   return Float64Array.from(spec.slots.image, (entry) => values[entry] ?? 0)
 }
 
-/** The logits in the slots of a decrypted answer. One beyond what the spec promises is no answer. */
+/** The logits in the slots of a decrypted answer. Logits beyond the limit may come from an overflow and are refused. */
 export function unpack(spec: ClientSpec, slots: Float64Array): number[] {
   const logits = (spec.slots.result[0] ?? []).map((slot) => slots[slot] ?? Number.NaN)
   if (!logits.every((logit) => Math.abs(logit) <= spec.largest_logit))
-    throw new Error('this picture is too unlike those the network learned from: its answer went out of range.')
+    throw new Error('the logits are out of range: this picture is too unlike the training images.')
   return logits
 }

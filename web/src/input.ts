@@ -1,4 +1,4 @@
-/** The picture to ask about: drawn, opened, dropped, pasted, or one of the examples. */
+/** The picture to classify: drawn, opened, dropped, pasted, or a sample. */
 import { find } from './dom.ts'
 import type { ClientSpec } from './client_spec.ts'
 import { Pad } from './pad.ts'
@@ -34,7 +34,7 @@ export class Input {
     this.swap.addEventListener('change', () => this.update())
   }
 
-  /** Drawing is for networks that read grey pictures. */
+  /** Only networks with grey input have the drawing pad. */
   get drawable(): boolean {
     return this.spec?.preprocessing.mean.length === 1
   }
@@ -50,7 +50,7 @@ export class Input {
     if (this.spec === spec) this.samples.show(pictures, spec.samples)
   }
 
-  /** What is asked about, before the network's own preprocessing. */
+  /** The picture before the network's preprocessing. */
   picture(): Picture | undefined {
     if (!this.chosen) return this.pad.empty ? undefined : this.pad.picture()
     return this.swap.checked ? negative(this.chosen) : this.chosen
@@ -65,7 +65,7 @@ export class Input {
     this.pad.paint()
   }
 
-  /** The sheet holds a drawing or a picture, not both. */
+  /** The sheet has a drawing or an image, not both. */
   private drawn(): void {
     this.chosen = undefined
     this.update()
@@ -106,6 +106,6 @@ export class Input {
     const channels = mean.length
     const black = { width: size, height: size, channels, data: new Uint8Array(size * size * channels) }
     show(picture ? resized(coloured(picture, channels), preprocessing) : black, this.seen)
-    find('seen-text').textContent = `What the network gets: ${size} × ${size} ${channels === 1 ? 'grey' : 'colour'} pixels`
+    find('seen-text').textContent = `The network's input: ${size} × ${size} ${channels === 1 ? 'grey' : 'colour'} pixels`
   }
 }

@@ -1,4 +1,4 @@
-/** The parts of the page that only show. */
+/** The parts of the page that only display. */
 import { find, make, megabytes, seconds } from './dom.ts'
 import type { ClientSpec } from './client_spec.ts'
 import type { Job } from './service.ts'
@@ -6,16 +6,16 @@ import type { Entry } from './session.ts'
 
 const STEPS: Record<Entry['step'], { text: string; where: 'device' | 'sent' | 'server' }> = {
   'make keys': { text: 'Secret key and evaluation keys made', where: 'device' },
-  'send keys': { text: 'Evaluation keys sent, once', where: 'sent' },
+  'send keys': { text: 'Evaluation keys sent (once)', where: 'sent' },
   encrypt: { text: 'Picture encrypted', where: 'device' },
   send: { text: 'Ciphertext sent', where: 'sent' },
   compute: { text: 'Network computed on the ciphertext', where: 'server' },
   fetch: { text: 'Encrypted logits fetched', where: 'sent' },
   decrypt: { text: 'Logits decrypted', where: 'device' },
 }
-const PLACES = { device: 'this device', sent: 'on the way', server: 'the server' }
+const PLACES = { device: 'this device', sent: 'network', server: 'the server' }
 
-/** What has been done, one row for each step; a step that is done again takes its row. */
+/** A table with one row per step. */
 export class Ledger {
   private readonly rows = new Map<Entry['step'], HTMLTableRowElement>()
   private readonly body = find<HTMLTableSectionElement>('ledger')
@@ -40,7 +40,7 @@ export class Ledger {
     row.dataset.bytes = String(bytes ?? '')
   }
 
-  /** Of these steps nothing has been done. */
+  /** Clear the rows of these steps. */
   clear(...steps: Entry['step'][]): void {
     for (const step of steps) {
       const row = this.rows.get(step)!
@@ -50,7 +50,7 @@ export class Ledger {
   }
 }
 
-/** A bar with a sentence below it. */
+/** A progress bar with a line of text. */
 export class Work {
   private readonly bar: HTMLProgressElement
   private readonly text: HTMLElement
@@ -60,22 +60,22 @@ export class Work {
     this.text = find(`${name}-text`)
   }
 
-  /** `share` of undefined is under way, nobody knows how far. */
-  tell(text: string, share: number | undefined = 0): void {
+  /** Show a text and the share that is done; undefined if it is unknown. */
+  show(text: string, share: number | undefined = 0): void {
     if (share === undefined) this.bar.removeAttribute('value')
     else this.bar.value = share
     if (this.text.textContent !== text) this.text.textContent = text
   }
 }
 
-export function told(job: Job): [text: string, share?: number] {
+export function jobText(job: Job): [text: string, share?: number] {
   if (job.state === 'queued')
-    return [job.position ? `Waiting behind ${job.position} other question${job.position > 1 ? 's' : ''}.` : 'Waiting for a free worker.']
-  if (job.state === 'running') return ['Computing on what it cannot read.', job.progress]
-  return [`Answered in ${seconds(1000 * ((job.finished ?? 0) - (job.started ?? 0)))}, without reading anything.`, 1]
+    return [job.position ? `In the queue behind ${job.position} other job${job.position > 1 ? 's' : ''}.` : 'In the queue.']
+  if (job.state === 'running') return ['Computing on the ciphertext.', job.progress]
+  return [`Answered in ${seconds(1000 * ((job.finished ?? 0) - (job.started ?? 0)))}, on the ciphertext alone.`, 1]
 }
 
-/** The decrypted logits as bars from zero, the largest marked. */
+/** Show the decrypted logits as bars, and mark the largest. */
 export function showAnswer(spec: ClientSpec, logits: number[] | undefined): void {
   const least = Math.min(0, ...(logits ?? []))
   const range = Math.max(1e-9, ...(logits ?? [])) - least
@@ -97,7 +97,7 @@ export function showAnswer(spec: ClientSpec, logits: number[] | undefined): void
   if (!logits) return shown.replaceChildren(make('span', { className: 'none' }, '?'))
   const name = spec.classes[best]!
   const total = logits.reduce((sum, logit) => sum + Math.exp(logit - logits[best]!), 0)
-  const sure = make('small', {}, `${total < 1.005 ? 'over 99' : Math.round(100 / total)} % sure, by softmax`)
+  const sure = make('small', {}, `${total < 1.005 ? 'over 99' : Math.round(100 / total)} % by softmax`)
   shown.replaceChildren(make('strong', { className: name.length > 2 ? 'word' : '' }, name), sure)
 }
 
