@@ -6,7 +6,17 @@ spec, encrypts and decrypts. `runtime/` executes programs. Clients and servers, 
 compiler.
 """
 
+import warnings
+from typing import Any
+
 import lazy_loader
 
 # A client does not import the compiler or HTTP unless it uses them.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+lazy_getattr, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Offer":
+        warnings.warn("polynext.encrypted.Offer is now ClientSpec", DeprecationWarning, stacklevel=2)
+        name = "ClientSpec"
+    return lazy_getattr(name)

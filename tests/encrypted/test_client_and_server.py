@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import polynext.encrypted
 from polynext.circuit.graph import Linear
 from polynext.cli import main
 from polynext.encrypted import Client, ClientSpec, Plan, Server, get_backend
@@ -66,6 +67,11 @@ def test_the_server_never_sees_the_secret_key(folders: Path) -> None:
     assert not any(secret[64:128] in data for data in sent)
     for private in (folders / "client", folders / "client" / SECRET):
         assert private.stat().st_mode & 0o077 == 0
+
+
+def test_the_old_name_of_client_specs_is_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match="ClientSpec"):
+        assert polynext.encrypted.Offer is ClientSpec
 
 
 def test_the_client_spec_has_no_weights(plan: Plan, spec: ClientSpec) -> None:
