@@ -24,7 +24,6 @@ from polynext.service.schemas import (
 )
 from polynext.service.service import Service
 from polynext.service.settings import Caller, Tokens
-from polynext.service.store import AnnouncedPart
 
 MAX_MANIFEST_BYTES = 2**20
 OCTETS = "application/octet-stream"
@@ -51,7 +50,7 @@ async def service_of(request: Request) -> Service:
 async def caller_of(request: Request) -> Caller:
     """The caller whose token the request has; without tokens, the address that it comes from."""
     tokens: Tokens = request.app.state.tokens
-    if not tokens.tokens:
+    if not tokens.callers:
         settings = request.app.state.service.settings
         address = request.client.host if request.client else "unknown"
         return Caller(f"@{address}", settings.jobs, settings.keys)
@@ -131,8 +130,7 @@ async def announce_keys(request: Request, response: Response, service: ServiceAr
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
         raise Refusal(422, "invalid", validation_message(error.errors())) from error
-    parts = [AnnouncedPart(part.name, part.bytes, part.sha256) for part in manifest.parts]
-    announced, new = service.announce(manifest.client_spec, parts, caller)
+    announced, new = service.announce(manifest, caller)
     response.status_code = 201 if new else 200
     return service.describe_keys(announced)
 
@@ -232,7 +230,7 @@ async def about(request: Request, service: ServiceArg) -> ServiceInfo:
     """The version and the limits of this service."""
     names = ("queue", "jobs", "keys", "keys_seconds", "answer_seconds", "chunk_bytes")
     limits = {name: getattr(service.settings, name) for name in names}
-    return ServiceInfo(version=__version__, token_required=bool(request.app.state.tokens.tokens), limits=limits)
+    return ServiceInfo(version=__version__, token_required=bool(request.app.state.tokens.callers), limits=limits)
 
 
 @operation.get("/health", tags=["operation"])

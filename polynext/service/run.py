@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import uvicorn
@@ -37,7 +37,6 @@ def serve(
     settings: Settings | None = None,
     tokens: Tokens | None = None,
     cluster: str | None = None,
-    notes: Iterable[str] = (),
 ) -> None:
     """Serve until a signal stops it. It prints its address when the weights are encoded.
 
@@ -49,22 +48,21 @@ def serve(
         settings: limits of the service.
         tokens: accepted tokens; by default everybody may use the service.
         cluster: address of a Ray cluster, or "auto"; by default only this machine is used.
-        notes: lines to print after the address.
     """
     log_to_stderr()
     settings = settings or Settings()
     listening = listen(host, port)
     service = Service(networks, make_workers(networks, settings, cluster), Store(data, settings), settings)
-    asyncio.run(run(service, create_app(service, tokens), listening, notes))
+    asyncio.run(run(service, create_app(service, tokens), listening))
 
 
-async def run(service: Service, app: FastAPI, listening: socket.socket, notes: Iterable[str]) -> None:
+async def run(service: Service, app: FastAPI, listening: socket.socket) -> None:
     config = uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     await service.start()
     try:
         host, port = listening.getsockname()[:2]
-        print(f"http://{f'[{host}]' if ':' in host else host}:{port}", *notes, sep="\n", flush=True)
+        print(f"http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)  # uvicorn handles them, then raises them again
         await server.serve([listening])

@@ -15,9 +15,9 @@ from polynext.service.inference import Assignment
 from polynext.service.log import Metrics, log_event, logger
 from polynext.service.networks import CIPHERTEXT, ServedNetwork
 from polynext.service.refusal import Refusal
-from polynext.service.schemas import JobState, KeysState, PartState
+from polynext.service.schemas import JobState, KeysState, Manifest, ManifestPart, PartState
 from polynext.service.settings import Caller, Settings
-from polynext.service.store import ENDED, AnnouncedPart, Job, KeySet, State, Store, save_durably
+from polynext.service.store import ENDED, Job, KeySet, State, Store, save_durably
 from polynext.service.workers import WorkerDied, Workers
 
 CLEANUP_SECONDS = 10.0
@@ -81,9 +81,9 @@ class Service:
         message = f"no network has a client spec with fingerprint {fingerprint}: get the client spec again."
         raise Refusal(404, "unknown_client_spec", message)
 
-    def announce(self, fingerprint: str, parts: list[AnnouncedPart], caller: Caller) -> tuple[KeySet, bool]:
-        """The key set of these parts, and whether it is new."""
-        network = self.network_for(fingerprint)
+    def announce(self, manifest: Manifest, caller: Caller) -> tuple[KeySet, bool]:
+        """The key set of a manifest, and whether it is new."""
+        network, parts = self.network_for(manifest.client_spec), manifest.parts
         if [part.name for part in parts] != list(network.parts):
             names = ", ".join(network.parts)
             raise Refusal(422, "invalid", f"`parts` must be those of the client spec, in its order: {names}.")
@@ -91,7 +91,7 @@ class Service:
             most = network.ring.most_bytes(network.parts[part.name])
             if part.bytes > most:
                 raise Refusal(413, "too_large", f"{part.name} has {part.bytes} bytes, and the limit is {most}.")
-        keys, new = self.store.announce_keys(fingerprint, caller, parts)
+        keys, new = self.store.announce_keys(manifest, caller)
         if new:
             log_event("keys announced", keys=keys.id, caller=caller.name, bytes=sum(part.bytes for part in parts))
         return keys, new
@@ -111,7 +111,7 @@ class Service:
             parts=[self.describe_part(keys, part) for part in keys.parts],
         )
 
-    def describe_part(self, keys: KeySet, part: AnnouncedPart) -> PartState:
+    def describe_part(self, keys: KeySet, part: ManifestPart) -> PartState:
         complete = self.store.part(keys.id, part.name).is_file()
         received = part.bytes if complete else file_size(self.store.incoming(keys.id, part.name))
         return PartState(name=part.name, bytes=part.bytes, received=received, complete=complete)
@@ -142,7 +142,7 @@ class Service:
         finally:
             self.uploading.discard((id, name))
 
-    async def append(self, part: AnnouncedPart, path: Path, body: AsyncIterator[bytes]) -> None:
+    async def append(self, part: ManifestPart, path: Path, body: AsyncIterator[bytes]) -> None:
         missing = part.bytes - file_size(path)
         self.store.require_space(missing)
         with self.store.writing(), path.open("ab") as file:
@@ -155,7 +155,7 @@ class Service:
                 file.write(piece)
                 self.metrics.received.inc(len(piece))
 
-    async def check_part(self, keys: KeySet, part: AnnouncedPart) -> None:
+    async def check_part(self, keys: KeySet, part: ManifestPart) -> None:
         """Check a part that has arrived, and convert it to a file that the ring can load; delete it if it is wrong."""
         network = self.network_for(keys.client_spec)
         incoming, checked = self.store.incoming(keys.id, part.name), self.store.part(keys.id, part.name)

@@ -3,7 +3,8 @@
 import hashlib
 import hmac
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from polynext.errors import PolyNeXtError, require_at_least
@@ -57,43 +58,35 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class Token:
-    """A caller and the SHA-256 of their token. The token itself is not kept."""
-
-    caller: Caller
-    digest: bytes
-
-
-@dataclass(frozen=True)
 class Tokens:
-    """The accepted tokens. Without any, everybody may use the service."""
+    """Callers by the SHA-256 of their token, which is not kept. Without any, everybody may use the service."""
 
-    tokens: tuple[Token, ...] = ()
+    callers: Mapping[bytes, Caller] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path, settings: Settings) -> "Tokens":
         """Read a TOML file with one table per caller: `[name]`, `token = "..."`, and optionally `jobs` and `keys`."""
         try:
-            tokens = []
+            callers = {}
             for name, table in tomllib.loads(path.read_text()).items():
                 if not table.keys() <= {"token", "jobs", "keys"} or len(table["token"]) < 16:
                     raise ValueError(f"[{name}] needs a token of at least 16 characters; only jobs and keys may follow")
                 caller = Caller(name, int(table.get("jobs", settings.jobs)), int(table.get("keys", settings.keys)))
-                tokens.append(Token(caller, digest(table["token"])))
+                callers[digest(table["token"])] = caller
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PolyNeXtError(
                 f"{path} is not a file of tokens ({error}): write a table [name] with a token for each client."
             ) from error
-        if not tokens:
+        if not callers:
             raise PolyNeXtError(f"{path} has no tokens: write a table [name] with a token for each client.")
-        return cls(tuple(tokens))
+        return cls(callers)
 
     def caller(self, given: str) -> Caller | None:
         """Whose token this is. Comparing takes the same time for every token."""
         found = None
-        for token in self.tokens:
-            if hmac.compare_digest(token.digest, digest(given)):
-                found = token.caller
+        for known, caller in self.callers.items():
+            if hmac.compare_digest(known, digest(given)):
+                found = caller
         return found
 
 

@@ -17,7 +17,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any, Literal
 from polynext.errors import PolyNeXtError
 from polynext.files import lock_folder
 from polynext.service.refusal import Refusal, disk_full
+from polynext.service.schemas import Manifest, ManifestPart
 from polynext.service.settings import Caller, Settings
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -57,22 +58,13 @@ COMMIT;
 
 
 @dataclass(frozen=True)
-class AnnouncedPart:
-    """A part of evaluation keys, as the client announced it."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
 class KeySet:
     """Announced evaluation keys. `client_spec` is the fingerprint that they were made for."""
 
     id: str
     client_spec: str
     caller: str
-    parts: tuple[AnnouncedPart, ...]
+    parts: list[ManifestPart]
     used: float
 
 
@@ -171,9 +163,9 @@ class Store:
 
     # Keys
 
-    def announce_keys(self, client_spec: str, caller: Caller, parts: Iterable[AnnouncedPart]) -> tuple[KeySet, bool]:
-        """The key set of these parts, and whether it is new."""
-        parts = tuple(parts)
+    def announce_keys(self, manifest: Manifest, caller: Caller) -> tuple[KeySet, bool]:
+        """The key set of a manifest, and whether it is new."""
+        client_spec, parts = manifest.client_spec, manifest.parts
         text = json.dumps([[part.name, part.bytes, part.sha256] for part in parts])
         id = hashlib.sha256(f"{client_spec} {text}".encode()).hexdigest()[:32]
         known = self.key_set(id)
@@ -204,8 +196,9 @@ class Store:
 
     def key_set(self, id: str) -> KeySet | None:
         rows = self.read("SELECT client_spec, caller, parts, used FROM keys WHERE id = ?", id)
-        for spec, caller, parts, used in rows:
-            return KeySet(id, spec, caller, tuple(AnnouncedPart(*part) for part in json.loads(parts)), used)
+        for client_spec, caller, text, used in rows:
+            parts = [ManifestPart(name=name, bytes=size, sha256=sha256) for name, size, sha256 in json.loads(text)]
+            return KeySet(id, client_spec, caller, parts, used)
         return None
 
     def part(self, keys: str, name: str) -> Path:

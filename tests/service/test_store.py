@@ -11,8 +11,9 @@ import pytest
 from polynext.errors import PolyNeXtError
 from polynext.service import Settings, Store
 from polynext.service.refusal import Refusal
+from polynext.service.schemas import Manifest, ManifestPart
 from polynext.service.settings import Caller
-from polynext.service.store import SCHEMA_VERSION, AnnouncedPart, KeySet
+from polynext.service.store import SCHEMA_VERSION, KeySet
 from tests.service.conftest import new_job
 
 Opener = Callable[..., Store]
@@ -36,7 +37,8 @@ ANN, BOB = Caller("ann", 100, 2), Caller("bob", 100, 2)
 
 
 def keys_of(store: Store, caller: Caller, digest: str = "0") -> KeySet:
-    return store.announce_keys("fingerprint", caller, [AnnouncedPart("relinearisation", 10, digest * 64)])[0]
+    part = ManifestPart(name="relinearisation", bytes=10, sha256=digest * 64)
+    return store.announce_keys(Manifest(client_spec="0" * 16, parts=[part]), caller)[0]
 
 
 def add(store: Store, keys: KeySet, caller: Caller) -> str:
@@ -100,13 +102,13 @@ def test_answers_jobs_and_keys_expire(opened: Opener) -> None:
     assert store.key_set(keys.id) is None and not (store.keys / keys.id).exists()
 
 
-OLD_SCHEMA = """
+OLD_SCHEMA = f"""
 CREATE TABLE keys (id TEXT PRIMARY KEY, offer TEXT NOT NULL, client TEXT NOT NULL, parts TEXT NOT NULL,
     bytes INTEGER NOT NULL, created REAL NOT NULL, used REAL NOT NULL) STRICT;
 CREATE TABLE jobs (id TEXT PRIMARY KEY, offer TEXT NOT NULL, keys TEXT NOT NULL, client TEXT NOT NULL,
     digest TEXT NOT NULL, dialect TEXT NOT NULL, turn INTEGER NOT NULL, state TEXT NOT NULL, created REAL NOT NULL,
     started REAL, finished REAL, attempts INTEGER NOT NULL DEFAULT 0, error TEXT) STRICT;
-INSERT INTO keys VALUES ('k', 'fingerprint', 'ann', '[["relinearisation", 10, "0"]]', 10, 1, 1);
+INSERT INTO keys VALUES ('k', 'fingerprint', 'ann', '[["relinearisation", 10, "{"0" * 64}"]]', 10, 1, 1);
 INSERT INTO jobs (id, offer, keys, client, digest, dialect, turn, state, created)
     VALUES ('j', 'small', 'k', 'ann', 'd', 'SEAL 4.1', 1, 'queued', 1);
 """
