@@ -131,7 +131,7 @@ function pictureChanged(): void {
 
 function update(): void {
   askButton.disabled = busy || !session || !input.picture()
-  askButton.textContent = busy ? 'Computing…' : 'Encrypt and classify'
+  askButton.textContent = busy ? 'Computing…' : 'Classify'
 }
 
 function showError(error: unknown): void {

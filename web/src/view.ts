@@ -13,7 +13,7 @@ const STEPS: Record<Entry['step'], { text: string; where: 'device' | 'sent' | 's
   fetch: { text: 'Encrypted logits fetched', where: 'sent' },
   decrypt: { text: 'Logits decrypted', where: 'device' },
 }
-const PLACES = { device: 'this device', sent: 'network', server: 'the server' }
+const PLACES = { device: 'this device', sent: 'in transit', server: 'the server' }
 
 /** A table with one row per step. */
 export class Ledger {
