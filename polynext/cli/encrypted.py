@@ -20,6 +20,7 @@ from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.cost import MEBIBYTE, mebibytes
 from polynext.errors import PolyNeXtError, require_at_least
+from polynext.extras import require
 from polynext.memory import peak_memory
 from polynext.preprocessing import open_picture
 
@@ -300,6 +301,7 @@ def demo(
     from polynext.encrypted.server import load_client_spec
 
     require_at_least(1, images=images, packed=packed)
+    require("train", "matplotlib")
     make_demo_folders(out)
     run, server, shipped = load_network(network), out / "server", find_shipped(network)
     if shipped is not None and packed == 1 and limits == NO_LIMITS:

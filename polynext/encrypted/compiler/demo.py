@@ -99,9 +99,6 @@ def ciphertext_image(ciphertext: Savable) -> NDArray[np.uint8]:
 
 def draw_demo(result: DemoResult, path: Path) -> None:
     """Draw the first image, its ciphertext and its logits."""
-    from polynext.extras import require
-
-    require("train", "matplotlib")
     from matplotlib.figure import Figure
 
     first, classes = result.images[0], result.classes
