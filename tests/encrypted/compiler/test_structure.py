@@ -204,5 +204,5 @@ def test_predictions_change_where_classes_are_close() -> None:
 
 def test_files_of_another_seal_are_refused_with_a_sentence(spec: ClientSpec) -> None:
     header = {**header_for(spec, "a key"), "file_format": "SEAL 1.0", "library": "tenseal 0.1"}
-    with pytest.raises(PolyNeXtError, match=r"was written by SEAL 1\.0 \(tenseal 0\.1\), which .* does not read"):
+    with pytest.raises(PolyNeXtError, match=r"was written by SEAL 1\.0 \(tenseal 0\.1\), and this is "):
         check_fits(Path("keys"), header, spec)
