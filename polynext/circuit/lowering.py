@@ -196,11 +196,11 @@ class Lowering:
         (value, *rest) = arguments
         axes = rest[0] if rest and rest[0] is not None else list(range(len(value.shape)))
         axes = [a % len(value.shape) for a in ([axes] if isinstance(axes, int) else axes)]
-        kept = [1 if i in axes else n for i, n in enumerate(value.shape)]
-        target = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), value.shape).ravel()
+        materialised = [1 if i in axes else n for i, n in enumerate(value.shape)]
+        target = np.broadcast_to(np.arange(math.prod(materialised)).reshape(materialised), value.shape).ravel()
         count = math.prod(value.shape[a] for a in axes)
         is_mean = getattr(node.target, "overloadpacket", None) is aten.mean
-        return linear(value, Collect(target, math.prod(kept), 1 / count if is_mean else 1.0), shape)
+        return linear(value, Collect(target, math.prod(materialised), 1 / count if is_mean else 1.0), shape)
 
     def matrix_product(self, left: Value, right: Value) -> Node:
         """(..., n, k) times (..., k, m), of two values or of a value and a constant."""

@@ -1,4 +1,4 @@
-"""Linear maps between flat vectors, kept in the form they came in.
+"""Linear maps between flat vectors, materialised in the form they came in.
 
 A convolution of an ImageNet-sized network would be a matrix of billions of entries, so a map knows how to act on
 vectors (B, n_in) to (B, n_out) without one. `structure.py` has the form that encryption counts and computes with.
@@ -51,13 +51,13 @@ class LinearMap(ABC):
         """The map of a value whose entries were multiplied by these."""
         return Scale(1 / factors).then(self)
 
-    def only_rows(self, kept: slice) -> "LinearMap":
+    def only_rows(self, materialised: slice) -> "LinearMap":
         """The map to some entries of the result."""
-        return Matrix(sp.csr_array(self.matrix()[kept]))
+        return Matrix(sp.csr_array(self.matrix()[materialised]))
 
-    def only_columns(self, kept: slice) -> "LinearMap":
+    def only_columns(self, materialised: slice) -> "LinearMap":
         """The map from some entries, as if the others were zero."""
-        return Matrix(sp.csr_array(self.matrix().tocsc()[:, kept]))
+        return Matrix(sp.csr_array(self.matrix().tocsc()[:, materialised]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 A feature map is (channels, positions). Mixing channels leaves positions alone, A ⊗ 1; a convolution is a sum over its
 taps of A ⊗ shift, with a diagonal A if it is depthwise; a norm scales by a channel's number times a position's; pooling
 is 1 ⊗ mean. Products and sums of such maps are such maps again: 64 channels at 8x8 positions are a matrix of 16 million
-entries, and as many numbers as the network has weights when kept like this.
+entries, and as many numbers as the network has weights when materialised like this.
 """
 
 from collections.abc import Callable, Iterable
@@ -114,19 +114,21 @@ class Kronecker(LinearMap):
         channels = alike_everywhere(factors, self.shape_in)
         return super().undoing(factors) if channels is None else replace(self, mixes=self.mixes / channels)
 
-    def only_rows(self, kept: slice) -> LinearMap:
-        return self.cut(kept, self.shape_out[1], lambda channels: self.mixes[:, channels]) or super().only_rows(kept)
-
-    def only_columns(self, kept: slice) -> LinearMap:
-        return self.cut(kept, self.shape_in[1], lambda channels: self.mixes[:, :, channels]) or super().only_columns(
-            kept
+    def only_rows(self, materialised: slice) -> LinearMap:
+        return self.cut(materialised, self.shape_out[1], lambda channels: self.mixes[:, channels]) or super().only_rows(
+            materialised
         )
 
-    def cut(self, kept: slice, positions: int, cut_mixes: Callable[[slice], Array]) -> "Kronecker | None":
+    def only_columns(self, materialised: slice) -> LinearMap:
+        return self.cut(
+            materialised, self.shape_in[1], lambda channels: self.mixes[:, :, channels]
+        ) or super().only_columns(materialised)
+
+    def cut(self, materialised: slice, positions: int, cut_mixes: Callable[[slice], Array]) -> "Kronecker | None":
         """Some channels with all their positions; None if it is not that."""
-        if kept.start % positions or kept.stop % positions:
+        if materialised.start % positions or materialised.stop % positions:
             return None
-        return replace(self, mixes=cut_mixes(slice(kept.start // positions, kept.stop // positions)))
+        return replace(self, mixes=cut_mixes(slice(materialised.start // positions, materialised.stop // positions)))
 
     def inverse(self) -> "tuple[Kronecker, float] | None":
         """The inverse of a map that mixes channels and scales positions, with its mean condition."""

@@ -7,7 +7,7 @@ import tyro
 
 from polynext.circuit.graph import Circuit
 from polynext.circuit.lowering import lower
-from polynext.circuit.rewrites import factor_sums, merge_linear_maps, unbuild_sums
+from polynext.circuit.rewrites import expand_sums, factor_sums, merge_linear_maps
 from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
 from polynext.models import create_model, list_models
@@ -30,13 +30,13 @@ def main(model: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", json
     lowered = lower(create_model(model).eval())
     factored = factor_sums(lowered)
     merged = merge_linear_maps(factored)
-    unbuilt = unbuild_sums(merged)
+    expanded = expand_sums(merged)
     stages = [
         ("as lowered", lowered, False),
         ("x + x y as x (1 + y)", factored, False),
         ("neighbouring linear maps merged", merged, False),
-        ("residual stream unbuilt", unbuilt, False),
-        ("a product and the next map share a rescale", unbuilt, True),
+        ("residual stream expanded", expanded, False),
+        ("a product and the next map share a rescale", expanded, True),
     ]
     found = [summary(name, circuit, shared) for name, circuit, shared in stages]
     degree, depth = lowered.degree(), lowered.multiplicative_depth()

@@ -16,15 +16,14 @@ from polynext.circuit.graph import Circuit, Input, Linear, Product, Sum
 from polynext.circuit.lowering import lower
 from polynext.circuit.maps import Collect, Convolution, Dense, Gather, LinearMap, Scale, chain
 from polynext.circuit.rewrites import (
+    expand_sums,
     factor_sums,
     inverse,
-    keep,
     merge_linear_maps,
     normalise,
     rebase,
     split,
     structured,
-    unbuild_sums,
 )
 from polynext.cli import main
 from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
@@ -114,13 +113,13 @@ IMAGES = np.random.default_rng(0).normal(size=(5, 1, 4, 4))
 REWRITES = {
     "factored": factor_sums,
     "merged": lambda c: merge_linear_maps(factor_sums(c)),
-    "unbuilt": lambda c: unbuild_sums(merge_linear_maps(c)),
-    "kept": lambda c: unbuild_sums(keep(f := merge_linear_maps(c), shared(f, Sum))),
-    "rebased": lambda c: unbuild_sums(rebase(f := merge_linear_maps(c), shared(f, Linear)[-1])),
-    "split": lambda c: split(unbuild_sums(merge_linear_maps(c)), 16),
-    "split unevenly": lambda c: split(unbuild_sums(merge_linear_maps(c)), 48),
-    "normalised": lambda c: normalise(unbuild_sums(merge_linear_maps(c)), IMAGES, 3.0),
-    "structured": lambda c: structured(unbuild_sums(c)),
+    "expanded": lambda c: expand_sums(merge_linear_maps(c)),
+    "materialised": lambda c: expand_sums(rebase(f := merge_linear_maps(c), materialised=shared(f, Sum))),
+    "rebased": lambda c: expand_sums(rebase(f := merge_linear_maps(c), shared(f, Linear)[-1])),
+    "split": lambda c: split(expand_sums(merge_linear_maps(c)), 16),
+    "split unevenly": lambda c: split(expand_sums(merge_linear_maps(c)), 48),
+    "normalised": lambda c: normalise(expand_sums(merge_linear_maps(c)), IMAGES, 3.0),
+    "structured": lambda c: structured(expand_sums(c)),
 }
 
 
@@ -144,22 +143,22 @@ def test_a_rewrite_keeps_the_function(name: str) -> None:
 def test_rewrites_save_levels() -> None:
     lowered = lower(small_network(stacks=2))
     merged = merge_linear_maps(lowered)
-    unbuilt = unbuild_sums(merged)
-    levels = [lowered.levels(), merged.levels(), unbuilt.levels(), unbuilt.levels(shared_rescale=True)]
+    expanded = expand_sums(merged)
+    levels = [lowered.levels(), merged.levels(), expanded.levels(), expanded.levels(shared_rescale=True)]
     assert levels == sorted(levels, reverse=True) and len(set(levels)) == 4
     # A level for each product with the linear map before it, and one for the classifier: the least there is.
-    assert levels[-1] == unbuilt.multiplicative_depth() + 1 == 6
+    assert levels[-1] == expanded.multiplicative_depth() + 1 == 6
 
 
 def test_a_head_becomes_one_product() -> None:
-    circuit = unbuild_sums(merge_linear_maps(factor_sums(lower(small_network()))))
+    circuit = expand_sums(merge_linear_maps(factor_sums(lower(small_network()))))
     output = circuit.output
     assert isinstance(output, Linear) and isinstance(output.source, Product)
 
 
 def test_normalised_values_are_near_the_target() -> None:
     images = np.random.default_rng(0).normal(size=(20, 1, 4, 4))
-    circuit = normalise(unbuild_sums(merge_linear_maps(lower(small_network(stacks=2)))), images, 8.0)
+    circuit = normalise(expand_sums(merge_linear_maps(lower(small_network(stacks=2)))), images, 8.0)
     values = circuit.values(images)
     operands = [s for node in circuit.order if isinstance(node, Product) for s in node.sources]
     largest = [np.abs(values[o]).max() for o in operands]

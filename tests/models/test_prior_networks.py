@@ -8,7 +8,7 @@ from torch import nn
 
 import polynext
 from polynext.circuit import lower, polynomial_degree
-from polynext.circuit.rewrites import factor_sums, merge_linear_maps, unbuild_sums
+from polynext.circuit.rewrites import expand_sums, factor_sums, merge_linear_maps
 from polynext.models import DTTN, MONet
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.dttn import DttnBlock
@@ -142,7 +142,7 @@ def test_a_fully_polynomial_one_becomes_a_circuit_of_its_degree(network) -> None
     assert circuit.degree() == polynomial_degree(model, images) == 2**model.log2_degree
     products = sum(hasattr(module, "degree") for module in model.modules())
     assert circuit.count()["product"] == products  # a linear layer on a map is no product with its weights
-    assert unbuild_sums(merge_linear_maps(factor_sums(circuit))).levels(shared_rescale=True) == products + 1
+    assert expand_sums(merge_linear_maps(factor_sums(circuit))).levels(shared_rescale=True) == products + 1
 
 
 @pytest.mark.parametrize("name", [f"{name}_bn" for name, *_ in SIZES])

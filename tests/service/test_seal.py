@@ -101,8 +101,8 @@ def test_other_files_are_refused(ring: Ring, files: dict[str, Path], tmp_path: P
     refused(files["secret"].read_bytes(), ciphertext, "other parameters|another level")
     refused(files["secret"].read_bytes(), relinearisation, "another kind of key")
     refused(files["ciphertext"].read_bytes(), relinearisation, "other parameters")
-    refused(files["ciphertext"].read_bytes()[:-1], ciphertext, "longer or shorter than it says")
-    refused(b"GIF89a" * 10, ciphertext, "no file of SEAL's")
+    refused(files["ciphertext"].read_bytes()[:-1], ciphertext, "longer or shorter than its header says")
+    refused(b"GIF89a" * 10, ciphertext, "not a SEAL file")
     refused(b"", ciphertext, "cut short")
     refused(header_with((3, 7)), ciphertext, "SEAL 3.7")
     refused(header_with(compression=9), ciphertext, "unknown")
@@ -113,7 +113,7 @@ def test_other_files_are_refused(ring: Ring, files: dict[str, Path], tmp_path: P
     ring.receive(files["ciphertext"], tmp_path / "plain", ciphertext)
     plain = (tmp_path / "plain").read_bytes()
     longer = struct.pack("<Q", len(plain) + 8)
-    refused(plain[:8] + longer + plain[16:] + bytes(8), ciphertext, "longer than such a part|something behind")
+    refused(plain[:8] + longer + plain[16:] + bytes(8), ciphertext, "longer than such a part|followed by other data")
 
 
 def test_the_server_learns_neither_key_nor_pixels(

@@ -19,16 +19,16 @@ from polynext.circuit.graph import Input, Linear, Product
 from polynext.circuit.maps import Matrix
 from polynext.circuit.rewrites import factor_sums, merge_linear_maps, structured
 from polynext.encrypted import Limits, Plan, make_plan
-from polynext.encrypted.compiler.complex_packing import join_values
-from polynext.encrypted.compiler.materialised import Choices
-from polynext.encrypted.compiler.packing import layout_of
+from polynext.encrypted.compiler.complex_packing import pack_complex_values
+from polynext.encrypted.compiler.materialised import Candidates
+from polynext.encrypted.compiler.outlines import outline_steps
+from polynext.encrypted.compiler.packing import make_layout
 from polynext.encrypted.compiler.planner import DoesNotFitError, choose_parameters
 from polynext.encrypted.compiler.program_builder import build_program, choose_giant_steps
-from polynext.encrypted.compiler.rotations import choose_rotations, grow
-from polynext.encrypted.compiler.stages import stages_of
+from polynext.encrypted.compiler.rotations import choose_rotations, rotation_tree
 from polynext.encrypted.runtime.backends.protocol import STANDARD_SECURITY
 from polynext.encrypted.runtime.cost import estimate_cost
-from polynext.encrypted.runtime.levels import value_scales
+from polynext.encrypted.runtime.levels import Scales
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program, Stride
 from polynext.encrypted.runtime.program_file import load_program, save_program
@@ -46,7 +46,7 @@ from tests.encrypted.conftest import SAME_EVERYWHERE, logits, run_clear
 )
 @settings(deadline=None, max_examples=50)
 def test_what_is_packed_can_be_unpacked(shape: list[int], images: int, mirrored: bool, groups: int) -> None:
-    layout = layout_of(shape, range(len(shape)), images, 256, mirrored)
+    layout = make_layout(shape, range(len(shape)), images, 256, mirrored)
     assert layout is not None
     if groups > 1:
         assume(1 < layout.period <= 64)
@@ -117,13 +117,13 @@ def test_giant_and_baby_steps_make_up_the_offset(data: st.DataObject) -> None:
 def test_baby_steps_are_reached_with_the_keys_there_are(want: set[int], more: set[int]) -> None:
     keys = {1, 2, 4, 8, 16, 32} | more
     reached = {0}
-    tree = grow({0}, want, keys, 64)
+    tree = rotation_tree({0}, want, keys, 64)
     assert tree is not None
     for new, start, key in tree:
         assert start in reached and key in keys and (start + key) % 64 == new
         reached.add(new)
     assert want <= reached
-    assert grow({0}, want | {1}, {2, 32}, 64) is None
+    assert rotation_tree({0}, want | {1}, {2, 32}, 64) is None
 
 
 def test_products_of_products_come_back_to_the_scale() -> None:
@@ -134,10 +134,10 @@ def test_products_of_products_come_back_to_the_scale() -> None:
     fourth = Product(shape=(4,), left=square, right=square)
     fifth = Product(shape=(4,), left=fourth, right=operand)
     circuit = Circuit(image, Linear(shape=(1,), map=Matrix(sp.csr_array(np.ones((1, 4)))), source=fifth))
-    stages = stages_of(circuit)
+    stages = outline_steps(circuit)
     assert [stage.result_level for stage in stages] == [2, 3, 4, 5]
     parameters = choose_parameters(stages, 2**14, 1.0, STANDARD_SECURITY)
-    scales = value_scales(stages, parameters)
+    scales = Scales(stages, parameters).values
     assert all(parameters.scale <= scale <= parameters.scale**2 for scale in scales[1:-1])
     program = build_program(circuit, parameters.slots, images=1)
     choose_rotations(program, most_keys=40)
@@ -148,14 +148,14 @@ def test_products_of_products_come_back_to_the_scale() -> None:
 @pytest.mark.parametrize("lazy", [True, False])
 def test_two_values_in_one_ciphertext_are_what_they_were_apart(lazy: bool) -> None:
     """Whether weights are held or encoded when they are needed, and also after a file."""
-    choices = Choices(merge_linear_maps(factor_sums(structured(lower(small_network(stacks=2))))))
+    choices = Candidates(merge_linear_maps(factor_sums(structured(lower(small_network(stacks=2))))))
     circuit = structured(choices.circuit(next(choices.by_reason())))
     images = np.random.default_rng(0).normal(size=(2, 1, 4, 4))
-    parameters = choose_parameters(stages_of(circuit, lazy), 2**15, 8.0, STANDARD_SECURITY)
+    parameters = choose_parameters(outline_steps(circuit, lazy), 2**15, 8.0, STANDARD_SECURITY)
     program = build_program(circuit, parameters.slots, images=2, lazy=lazy)
     choose_rotations(program, most_keys=40)
     apart = estimate_cost(program, parameters, SAME_EVERYWHERE(2**15))
-    join_values(program)
+    pack_complex_values(program)
     choose_giant_steps(program)
     choose_rotations(program, most_keys=40)
     together = estimate_cost(program, parameters, SAME_EVERYWHERE(2**15))
@@ -164,7 +164,7 @@ def test_two_values_in_one_ciphertext_are_what_they_were_apart(lazy: bool) -> No
     np.testing.assert_allclose(result, circuit(images), atol=1e-9)
     assert counted.total("rotate") == together.rotations
     for step in program.steps[::2]:
-        step.held = False
+        step.keep_encoded = False
     loaded = after_a_file(program)
     np.testing.assert_array_equal(run_clear(loaded, parameters, images)[0], result)
     assert estimate_cost(loaded, parameters, SAME_EVERYWHERE(2**15)).plaintext_bytes < together.plaintext_bytes
@@ -196,7 +196,7 @@ def test_what_does_not_fit_says_how_far_it_is(circuit: Circuit, examples: np.nda
 
 
 def test_fewer_keys_take_more_rotations(plan: Plan) -> None:
-    """The key budget is kept, and only costs time."""
+    """The key budget is materialised, and only costs time."""
     estimates = []
     for most_keys in (len(plan.program.rotations), 1):
         program = build_program(plan.circuit, plan.program.slots, plan.images)
@@ -238,13 +238,13 @@ def change_step(header: dict[str, Any], **fields: Any) -> None:
 
 
 BAD_HEADERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "another format": (lambda h: h.update(format="circuit"), "it is version 3 of circuit"),
+    "another format": (lambda h: h.update(format="circuit"), "it is version 4 of circuit"),
     "another version": (lambda h: h.update(version=1), "it is version 1"),
     "unknown fields": (lambda h: h["program"].update(refreshes=3), "refreshes"),
-    "fewer slots": (lambda h: h["program"].update(slots=64), "other slots"),
-    "fewer layouts": (without_the_last_layout, "as many"),
+    "fewer slots": (lambda h: h["program"].update(slots=64), "another number of slots"),
+    "fewer layouts": (without_the_last_layout, "one layout for each value"),
     "fewer keys": (lambda h: h["program"].update(rotations=[]), "no keys to rotate by"),
-    "a later value": (lambda h: change_step(h, operands=[99]), "not made yet"),
+    "a later value": (lambda h: change_step(h, operands=[99]), "not computed yet"),
     "a missing array": (lambda h: h["program"]["layouts"][0].update(codes={"array": "nowhere"}), "nowhere"),
 }
 
@@ -262,7 +262,7 @@ def test_programs_that_cannot_be_run_are_refused(plan: Plan, tmp_path: Path, bad
 @pytest.mark.parametrize("field", ["where", "offsets", "repeat", "starts", "values", "blocks"])
 def test_diagonals_that_reach_beyond_the_slots_are_refused(plan: Plan, tmp_path: Path, field: str) -> None:
     loaded = after_a_file(plan.program)
-    terms = loaded.steps[0].forms[0].terms
+    terms = loaded.steps[0].combinations[0].terms
     source, diagonals = next(iter(terms.items()))
     holder = diagonals.outer if field in ("where", "values") else diagonals
     numbers = getattr(holder, field)
@@ -270,7 +270,7 @@ def test_diagonals_that_reach_beyond_the_slots_are_refused(plan: Plan, tmp_path:
     changed = replace(holder, **{field: beyond})
     terms[source] = replace(diagonals, outer=changed) if holder is diagonals.outer else changed
     save_program(loaded, tmp_path / "program.npz")
-    with pytest.raises(PolyNeXtError, match="diagonals reach beyond the slots"):
+    with pytest.raises(PolyNeXtError, match="diagonals exceed the slots"):
         load_program(tmp_path / "program.npz")
 
 

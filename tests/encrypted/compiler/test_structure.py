@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from polynext.circuit import Circuit, lower
 from polynext.circuit.graph import Linear
 from polynext.circuit.maps import Convolution, Gather, LinearMap, Scale, chain
-from polynext.circuit.rewrites import factor_sums, merge_linear_maps, patches_first, rebase, structured, unbuild_sums
+from polynext.circuit.rewrites import expand_sums, factor_sums, merge_linear_maps, patches_first, rebase, structured
 from polynext.circuit.structure import Kronecker, kronecker
 from polynext.encrypted import ClientSpec, Limits, make_plan
-from polynext.encrypted.compiler.materialised import BASIS, worth_keeping
-from polynext.encrypted.compiler.packing import diagonals_of, layout_of, matrix_diagonals, target_of
+from polynext.encrypted.compiler.materialised import BASIS, worth_materialising
+from polynext.encrypted.compiler.packing import make_diagonals, make_layout, make_target, matrix_diagonals
 from polynext.encrypted.compiler.planner import DoesNotFitError
 from polynext.encrypted.compiler.precision import NoisyEvaluator, flipped
 from polynext.encrypted.compiler.prepare import client_spec_for
@@ -82,14 +82,14 @@ def test_diagonals_by_structure_are_those_written_out(
     found = kronecker(chain(made), SIZE * SIZE)
     assert found is not None
     side = math.isqrt(found.shape_out[1])
-    source = layout_of((channels, SIZE, SIZE), range(3), images, 1024, mirrored, phases=phases)
-    layout = layout_of(
+    source = make_layout((channels, SIZE, SIZE), range(3), images, 1024, mirrored, phases=phases)
+    layout = make_layout(
         (found.shape_out[0], side, side), range(3), images, 1024, mirrored, phases=min(phases, side // 2)
     )
     assert source is not None and layout is not None
-    target, _ = target_of(layout, 2)
+    target, _ = make_target(layout, 2)
     repeated = 1023 & ~target.used & ~source.used
-    by_structure = diagonals_of([found, found], source, target, repeated, images)
+    by_structure = make_diagonals([found, found], source, target, repeated, images)
     below = sp.vstack([found.matrix(), found.matrix()])
     written = matrix_diagonals(below, source, target, repeated, images)
     np.testing.assert_array_equal(by_structure.offsets, written.offsets)
@@ -119,11 +119,11 @@ def test_every_map_of_a_network_keeps_its_structure(patches: PolyNeXt, lowered: 
     circuit = merge_linear_maps(factor_sums(structured(patches_first(lowered))))
     assert circuit.input.shape == (12, 4, 4)
     assert all(isinstance(node.map, Kronecker) for node in circuit.order if isinstance(node, Linear))
-    bases = [node for node, why in worth_keeping(circuit).items() if BASIS in why and isinstance(node, Linear)]
+    bases = [node for node, why in worth_materialising(circuit).items() if BASIS in why and isinstance(node, Linear)]
     rebased = rebase(circuit, *bases)
     assert bases and rebased is not None
     images = np.random.default_rng(0).normal(size=(2, 3, 8, 8))
-    for rewritten in (circuit, unbuild_sums(circuit), unbuild_sums(rebased)):
+    for rewritten in (circuit, expand_sums(circuit), expand_sums(rebased)):
         np.testing.assert_allclose(rewritten(images), logits(patches, images), atol=1e-9)
 
 
@@ -144,7 +144,7 @@ def test_clients_pack_pictures_in_patches(kernel: int) -> None:
     np.testing.assert_allclose(result, logits(patches, images[:1]), atol=1e-9)
     assert counted.total("multiply_plain") == plan.cost.plaintext_products
     # The image's own map has one diagonal for each distance between channels and not one for each between pixels.
-    assert len(plan.program.steps[0].forms[0].terms[0].offsets) <= 9 * 16
+    assert len(plan.program.steps[0].combinations[0].terms[0].offsets) <= 9 * 16
 
 
 def test_halving_the_resolution_takes_few_diagonals() -> None:
@@ -161,9 +161,9 @@ def test_halving_the_resolution_takes_few_diagonals() -> None:
     np.testing.assert_allclose(result, logits(model, images[:1]), atol=1e-9)
     sizes = [layout.codes.shape[1] for layout in plan.program.layouts]
     first = sizes.index(8 * 8 * 8)
-    (form,) = plan.program.steps[first - 1].forms
+    (combination,) = plan.program.steps[first - 1].combinations
     # A channel less for each, or one more: 8 distances. Each tap is one phase, or the same of a neighbour: 4 shifts.
-    assert all(len(form.offsets(source)) <= 8 * 4 for source in form.sources)
+    assert all(len(combination.offsets(source)) <= 8 * 4 for source in combination.sources)
 
 
 def test_the_noise_of_a_rotation_is_known_slot_by_slot() -> None:

@@ -13,10 +13,10 @@ from polynext.circuit import Circuit
 from polynext.circuit.graph import Input, Linear, Product
 from polynext.circuit.maps import Matrix
 from polynext.encrypted import ClientSpec, Plan, make_plan
+from polynext.encrypted.compiler.outlines import outline_steps
 from polynext.encrypted.compiler.planner import choose_parameters
 from polynext.encrypted.compiler.program_builder import build_program
 from polynext.encrypted.compiler.rotations import choose_rotations
-from polynext.encrypted.compiler.stages import stages_of
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Evaluator
 from polynext.encrypted.runtime.execution import encode_program, execute
@@ -100,7 +100,7 @@ def test_weights_that_round_to_nothing_are_left_out(backend: str, tiny: float, o
     program = build_program(circuit, 4096, images=1)
     choose_rotations(program, most_keys=20)
     chosen = get_backend(backend)
-    parameters = choose_parameters(stages_of(circuit), 2**13, 20.0, chosen.security)
+    parameters = choose_parameters(outline_steps(circuit), 2**13, 20.0, chosen.security)
     np.testing.assert_allclose(run_clear(program, parameters, x)[0], circuit(x), atol=1e-9)
     key = chosen.ring(parameters).generate_key()
     np.testing.assert_allclose(run_encrypted(program, key, x), circuit(x), atol=1e-3)
