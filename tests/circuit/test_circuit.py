@@ -26,23 +26,7 @@ from polynext.circuit.rewrites import (
     structured,
 )
 from polynext.cli import main
-from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
-
-
-def small_network(stacks: int = 1, width: int = 4, size: int = 4) -> PolyNeXt:
-    """A fully polynomial network small enough to encrypt in a test, with statistics as after training."""
-    stage = StageConfig(width=width, cells=1, stacks=stacks, coarse_kernel=3)
-    config = PolyNeXtConfig(stages=(stage,), scale_logits=(1.0, 0.5, 0.2, 0.1), stem_kernel=3, stem_stride=1)
-    model = PolyNeXt(config, in_chans=1, num_classes=3, img_size=size, blocks=FullyPolynomialBlocks())
-    return settled(model, torch.randn(64, 1, size, size))
-
-
-def settled(model: Any, images: Tensor) -> Any:
-    model.train()
-    with torch.no_grad():
-        for _ in range(40):
-            model(images)
-    return model.eval()
+from tests.circuit.conftest import small_network, with_statistics
 
 
 def same(circuit: Circuit, model: nn.Module, images: Tensor) -> None:
@@ -54,7 +38,7 @@ def same(circuit: Circuit, model: nn.Module, images: Tensor) -> None:
 @pytest.mark.parametrize("name", ["cpolynext_nano_bn", "apolynext_nano_bn"])
 def test_a_circuit_is_its_model(name: str) -> None:
     images = torch.randn(8, 1, 8, 8)
-    model = settled(polynext.create_model(name, in_chans=1, num_classes=10), images)
+    model = with_statistics(polynext.create_model(name, in_chans=1, num_classes=10), images)
     circuit = lower(model)
     same(circuit, model, images[:3])
     assert circuit.degree() == polynomial_degree(model.float(), images)
@@ -65,7 +49,7 @@ def test_a_circuit_is_its_model(name: str) -> None:
 def test_every_fully_polynomial_model_becomes_a_circuit(name: str) -> None:
     model = polynext.create_model(name, num_classes=10)
     images = torch.randn(2, *model.pretrained_cfg["input_size"])
-    model = settled(model, images) if "lowres" in name or "micro" in name else model.eval()
+    model = with_statistics(model, images) if "lowres" in name or "micro" in name else model.eval()
     same(lower(model), model, images[:1])
 
 
@@ -75,7 +59,7 @@ def test_what_is_not_a_polynomial_is_named() -> None:
 
 
 class OwnNetwork(nn.Module):
-    """Everything a circuit knows beside what PolyNeXt needs."""
+    """Operations that circuits support beyond those of PolyNeXt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,12 +77,12 @@ class OwnNetwork(nn.Module):
 
 def test_own_networks_become_circuits() -> None:
     images = torch.randn(16, 2, 8, 8)
-    model = settled(OwnNetwork(), images)
+    model = with_statistics(OwnNetwork(), images)
     same(lower(model, images), model, images[:4])
 
 
 class OnTheImage(nn.Module):
-    """Operations that have the image itself for an operand."""
+    """Operations with the image itself as an operand."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (x @ x + x * x).mean(dim=(2, 3)) + x.sum(dim=(1, 2, 3), keepdim=True).flatten(1)
@@ -124,7 +108,7 @@ REWRITES = {
 
 
 def shared(circuit: Circuit, kind: type) -> list[Any]:
-    """The values that several others need; linear ones that can be inverted."""
+    """The values of a kind with several users; linear ones only if they can be inverted."""
     users = circuit.users()
     found = [n for n in circuit.order if isinstance(n, kind) and len(users[n]) > 1]
     return [n for n in found if kind is Sum or inverse(n.map) is not None]
@@ -146,7 +130,7 @@ def test_rewrites_save_levels() -> None:
     expanded = expand_sums(merged)
     levels = [lowered.levels(), merged.levels(), expanded.levels(), expanded.levels(shared_rescale=True)]
     assert levels == sorted(levels, reverse=True) and len(set(levels)) == 4
-    # A level for each product with the linear map before it, and one for the classifier: the least there is.
+    # The minimum: one level for each product with the linear map before it, and one for the classifier.
     assert levels[-1] == expanded.multiplicative_depth() + 1 == 6
 
 
