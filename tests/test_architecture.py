@@ -136,7 +136,7 @@ del os.fork, os.sched_getaffinity, context._concrete_contexts["fork"], context.F
 import polynext.encrypted, polynext.encrypted.client, polynext.encrypted.server, polynext.encrypted.remote
 import polynext.service, polynext.cli.encrypted
 from polynext.distributed import cores
-from polynext.encrypted.server import fork_context
+from polynext.encrypted.runtime.sharing import fork_context
 try:
     fork_context()
 except polynext.PolyNeXtError as error:

@@ -1,10 +1,8 @@
 """The server: it owns the network, and computes on requests that it cannot read."""
 
-import multiprocessing
 import time
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import Any
 
 from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.files import (
@@ -21,6 +19,7 @@ from polynext.encrypted.runtime.backends.protocol import Ciphertext, EvaluationK
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.program import Program
 from polynext.encrypted.runtime.program_file import load_program, save_program
+from polynext.encrypted.runtime.sharing import Shared, fork_context
 from polynext.errors import PolyNeXtError
 from polynext.memory import peak_memory
 
@@ -53,14 +52,6 @@ def load_server(folder: Path, spec: ClientSpec) -> Program:
     return program
 
 
-def fork_context() -> Any:
-    """Multiprocessing by fork. Raises PolyNeXtError where the operating system has no fork."""
-    try:
-        return multiprocessing.get_context("fork")
-    except ValueError as error:
-        raise PolyNeXtError("this operating system has no fork: use one process, or Linux or macOS.") from error
-
-
 class Server:
     """A network with one client's evaluation keys. The weights are encoded once."""
 
@@ -88,8 +79,6 @@ class Server:
         """The encrypted logits of the images in a ciphertext, computed by one or several processes."""
         if processes <= 1:
             return execute(self.program, self.encoded, self.evaluator, ciphertext)
-        from polynext.encrypted.runtime.sharing import Shared
-
         costs = get_backend(self.spec.backend).costs(self.spec.parameters.ring_degree)
         shared = Shared(self.program, self.encoded, self.evaluator, costs, processes)
         return shared.best().run(ciphertext, self.ring)

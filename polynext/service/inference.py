@@ -20,7 +20,8 @@ from typing import Any
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, EvaluationKeys, Evaluator, Part
 from polynext.encrypted.runtime.execution import encode_program, execute
-from polynext.encrypted.server import fork_context, load_client_spec, load_server
+from polynext.encrypted.runtime.sharing import fork_context
+from polynext.encrypted.server import load_client_spec, load_server
 from polynext.errors import PolyNeXtError
 
 

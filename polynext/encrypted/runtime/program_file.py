@@ -6,17 +6,17 @@ archive.
 
 import json
 import zlib
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from polynext.arrays import Indices
 from polynext.encrypted.runtime.diagonals import Diagonals, Factor, LinearCombination
 from polynext.encrypted.runtime.layout import Layout, within
-from polynext.encrypted.runtime.levels import StepOutline
-from polynext.encrypted.runtime.program import Program, RotationTree, Step, Stride, used_rotations
+from polynext.encrypted.runtime.program import Program, used_rotations
 from polynext.errors import PolyNeXtError
 from polynext.files import UNREADABLE
 
@@ -49,9 +49,9 @@ def load_program(path: Path) -> Program:
             header = json.loads(str(file["header"]), object_hook=array_or_table)
         if (header["format"], header["version"]) != (FORMAT, VERSION):
             raise ValueError(f"it is version {header['version']} of {header['format']}, not {VERSION} of {FORMAT}")
-        program = read_program(**header["program"])
+        program = parse(Program, header["program"])
         check(program)
-    except (*UNREADABLE, IndexError, TypeError, zlib.error) as error:
+    except (*UNREADABLE, AttributeError, IndexError, TypeError, zlib.error) as error:
         raise PolyNeXtError(
             f"{path} is not a program that this version of polynext reads ({error}): "
             "run `polynext encrypted prepare` again."
@@ -59,54 +59,22 @@ def load_program(path: Path) -> Program:
     return program
 
 
-def read_program(slots: int, layouts: list[Any], steps: list[Any], rotations: list[int]) -> Program:
-    made = [read_step(**step) for step in steps]
-    return Program(slots, [Layout.from_json(layout) for layout in layouts], made, tuple(rotations))
-
-
-def read_step(
-    outline: dict[str, Any],
-    operands: list[Any],
-    keep_encoded: bool,
-    pair: int,
-    stride: dict[str, Any],
-    babies: Any,
-    giants: Any,
-    paths: Any,
-) -> Step:
-    sources = tuple(tuple(o) if isinstance(o, list) else o for o in outline["operands"])
-    return Step(
-        StepOutline(**{**outline, "operands": sources}),
-        [o if isinstance(o, int) else read_combination(**o) for o in operands],
-        keep_encoded,
-        pair,
-        Stride(**stride),
-        {int(source): read_tree(tree) for source, tree in babies.items()},
-        [read_tree(tree) for tree in giants],
-        {int(by): list(path) for by, path in paths.items()},
-    )
-
-
-def read_tree(tree: list[Any]) -> RotationTree:
-    return [(new, start, by) for new, start, by in tree]
-
-
-def read_combination(
-    terms: dict[str, Any],
-    bias: Any,
-    summed_bits: list[int],
-    repeats: bool,
-    imaginary: dict[str, Any],
-    conjugated: bool,
-) -> LinearCombination:
-    real_part, imaginary_part = (
-        {int(source): read_diagonals(**fields) for source, fields in part.items()} for part in (terms, imaginary)
-    )
-    return LinearCombination(real_part, bias, tuple(summed_bits), repeats, imaginary_part, conjugated)
-
-
-def read_diagonals(outer: dict[str, Any], inner: dict[str, Any], **fields: Any) -> Diagonals:
-    return Diagonals(outer=Factor(**outer), inner=Factor(**inner), **fields)
+def parse(kind: Any, value: Any) -> Any:
+    """A value of a type, from JSON. In a union, an int or None stands for itself and the first type for the rest."""
+    if kind is Layout:
+        return Layout.from_json(value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        types = get_type_hints(kind)
+        require(value.keys() == types.keys(), f"it has {', '.join(value)} where {', '.join(types)} are expected")
+        return kind(**{name: parse(types[name], each) for name, each in value.items()})
+    origin, (first, *others) = get_origin(kind), get_args(kind) or (kind,)
+    if origin is UnionType:
+        return value if value is None or isinstance(value, int) else parse(first, value)
+    if origin is dict:
+        return {int(key): parse(others[0], each) for key, each in value.items()}
+    if origin in (list, tuple):
+        return origin(parse(first, each) for each in value)
+    return value
 
 
 def check(program: Program) -> None:

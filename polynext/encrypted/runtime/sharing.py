@@ -32,10 +32,11 @@ TRANSFER_ADDITIONS, SLOWDOWN, START_SECONDS = 8, 1.15, 0.1
 
 
 def fork_context() -> Any:
-    """The `fork` start method of multiprocessing. Windows does not have it."""
-    if "fork" not in multiprocessing.get_all_start_methods():
-        raise PolyNeXtError("several processes need `fork`, which this system does not have: use --processes 1.")
-    return multiprocessing.get_context("fork")
+    """Multiprocessing by fork. Raises PolyNeXtError where the operating system has no fork."""
+    try:
+        return multiprocessing.get_context("fork")
+    except ValueError as error:
+        raise PolyNeXtError("this operating system has no fork: use one process, or Linux or macOS.") from error
 
 
 @dataclass(eq=False)

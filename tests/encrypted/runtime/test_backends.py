@@ -34,5 +34,5 @@ def test_browsers_get_the_arguments_of_seals_constructors(plan: Plan) -> None:
 
 def test_files_of_another_version_of_seal_are_refused(spec: ClientSpec) -> None:
     header = {**header_for(spec, "a key"), "file_format": "SEAL 1.0", "library": "tenseal 0.1"}
-    with pytest.raises(PolyNeXtError, match=r"was written by SEAL 1\.0 \(tenseal 0\.1\), which .* does not read"):
+    with pytest.raises(PolyNeXtError, match=r"was written by SEAL 1\.0 \(tenseal 0\.1\), and this is "):
         check_fits(Path("keys"), header, spec)

@@ -40,6 +40,7 @@ BAD_HEADERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "fewer slots": (lambda h: h["program"].update(slots=64), "another number of slots"),
     "fewer layouts": (without_the_last_layout, "one layout for each value"),
     "fewer keys": (lambda h: h["program"].update(rotations=[]), "no keys to rotate by"),
+    "a list for a step": (lambda h: h["program"].update(steps=[[1]]), "keys"),
     "a later value": (lambda h: change_step(h, operands=[99]), "not computed yet"),
     "a missing array": (lambda h: h["program"]["layouts"][0].update(codes={"array": "nowhere"}), "nowhere"),
 }

@@ -129,8 +129,11 @@ def test_forks_end_with_the_answer(server: Server, client: Client, examples: np.
 
 
 def test_several_processes_are_refused_without_fork(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    with pytest.raises(PolyNeXtError, match="`fork`, which this system does not have: use --processes 1"):
+    def without_fork(method: str) -> None:
+        raise ValueError(f"cannot find context for {method!r}")
+
+    monkeypatch.setattr(multiprocessing, "get_context", without_fork)
+    with pytest.raises(PolyNeXtError, match="this operating system has no fork: use one process"):
         shared(plan, {}, 2).run(None, get_backend("clear").ring(plan.parameters))
 
 
@@ -142,7 +145,6 @@ def without_fork(method=None):
         raise ValueError(f"cannot find context for {method!r}")
     return get_context(method)
 multiprocessing.get_context = without_fork
-multiprocessing.get_all_start_methods = lambda: ["spawn"]
 for name in ("fork", "sched_getaffinity"):
     delattr(os, name)
 import polynext.encrypted
