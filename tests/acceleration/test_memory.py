@@ -146,9 +146,9 @@ def test_other_networks() -> None:
     save_memory(model, "least")
     assert model.grad_checkpointing
     save_memory(model, "plain")
-    with pytest.raises(PolyNeXtError, match="VisionTransformer has no form of memory 'lean'"):
+    with pytest.raises(PolyNeXtError, match="VisionTransformer does not support memory 'lean'"):
         save_memory(model, "lean")
-    with pytest.raises(PolyNeXtError, match="memory='none' was given: choose plain, lean, least"):
+    with pytest.raises(PolyNeXtError, match="memory is 'none': choose plain, lean, least"):
         save_memory(model, "none")  # type: ignore[arg-type]
 
 
