@@ -29,7 +29,7 @@ ALLOWED = {
     "circuit": {"models", "nn"},
     "encrypted.runtime": set(),
     "encrypted": {"encrypted.runtime"},
-    "encrypted.compiler": {"circuit", "encrypted.runtime", "encrypted", "runs"},
+    "encrypted.compiler": {"circuit", "encrypted.runtime", "encrypted", "models", "runs"},
     "service": {"encrypted", "encrypted.runtime", "encrypted.compiler"},
     "experiments": {
         "models", "acceleration", "data", "runs", "export", "training", "recipes", "evaluation", "segmentation",

@@ -39,8 +39,8 @@ class FastAttention(FastModule, PolyAttention):
         if needs_plain_operations():
             return super().weighted_sums(q, k, v, magnitudes)
         height, width = q.shape[1:3]
-        windows = zip(*(window_partition(x, self.window) for x in (q, k, v)), strict=True)
-        results = [attend(*tokens, self.p, magnitudes) for tokens in windows]
+        qs, ks, vs = (window_partition(x, self.window) for x in (q, k, v))
+        results = [attend(qs[i], ks[i], vs[i], self.p, magnitudes) for i in range(len(qs))]
         weighted = window_reverse([result[0] for result in results], height, width, self.window)
         row_sum = window_reverse([result[1] for result in results], height, width, self.window)
         return weighted, row_sum.squeeze(-1)

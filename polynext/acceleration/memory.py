@@ -126,7 +126,8 @@ def explicit_gradients(function: Any) -> Callable[..., tuple[Tensor, Gradients]]
     """`value_and_gradients` of a function without autograd, which is faster; None where it is not written out."""
     if is_weight_only(function):
         return partial(layer_norm, weight=function.weight, eps=function.eps)
-    method, owner = getattr(function, "__func__", None), getattr(function, "__self__", None)
+    method: Any = getattr(function, "__func__", None)
+    owner: Any = getattr(function, "__self__", None)
     if method is PolyConv.mix:
         return partial(conv_mix, owner)
     if method is PolyMLP.mix and is_weight_only(owner.norm):

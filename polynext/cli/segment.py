@@ -14,9 +14,8 @@ from polynext.cli.commands import Command, Commands
 from polynext.cli.configured import ConfiguredCommand
 from polynext.cli.table import table
 from polynext.distributed import alone, processes
-from polynext.errors import PolyNeXtError, require_at_least
+from polynext.errors import PolyNeXtError, preview, require_at_least
 from polynext.models.costs import count_macs, count_parameters
-from polynext.models.published import some
 from polynext.preprocessing import open_picture
 from polynext.segmentation.checkpoints import fetch_segmentation_weights
 from polynext.segmentation.data import load_pairs
@@ -76,8 +75,8 @@ def evaluate_run(
         pairs = load_pairs(config.data, "val")
         if pairs.classes != classes:
             raise PolyNeXtError(
-                f"{config.data.root} has {len(pairs.classes)} classes ({some(pairs.classes, 3)}) and the network "
-                f"{len(classes)} ({some(classes, 3)}): evaluate it on data of its own classes."
+                f"{config.data.root} has {len(pairs.classes)} classes ({preview(pairs.classes, 3)}) and the network "
+                f"{len(classes)} ({preview(classes, 3)}): evaluate it on data of its own classes."
             )
         scores = evaluate(model.to(group.device), pairs, config, group, shown=group.first)
         if not group.first:

@@ -8,9 +8,9 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from torch import Tensor
 
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, preview
 from polynext.models.checkpoints import read_checkpoint
-from polynext.models.published import HUB, StateDict, check_same_entries, rename_published, some
+from polynext.models.published import HUB, StateDict, check_same_entries, rename_published
 from polynext.segmentation.upernet import UPerNet
 
 PARTS = {
@@ -71,7 +71,9 @@ def rename_segmentation(checkpoint: Mapping[str, Any]) -> StateDict:
         else:
             unknown.append(key)
     if unknown:
-        raise PolyNeXtError(f"the checkpoint has entries that no UPerNet has: {some(unknown)}; check what the file is.")
+        raise PolyNeXtError(
+            f"the checkpoint has entries that no UPerNet has: {preview(unknown)}; check what the file is."
+        )
     return renamed | {f"backbone.model.{key}": value for key, value in rename_published(backbone).items()}
 
 

@@ -147,7 +147,7 @@ def test_class_tokens_take_part() -> None:
             lambda: polynext.replace_mixers(small_caformer(), conv=None, attention=None, mlp=None),
             "MetaFormer has nothing to replace",
         ),
-        (lambda: polynext.replace_mixers(small_caformer(), match="size"), "match='size'"),
+        (lambda: polynext.replace_mixers(small_caformer(), match="size"), "match is 'size'"),
         (lambda: timm.create_model("caformer_s18_poly", pretrained=True), "no published weights"),
         (
             lambda: TokenAttention(PolyAttention(32), prefix=0, grid=None)(torch.zeros(1, 12, 32)),

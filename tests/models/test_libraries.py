@@ -100,7 +100,7 @@ def test_output_stride(name: str, stride: int, reductions: list[int]) -> None:
     assert backbone.feature_info.reduction() == reductions
     with torch.no_grad():
         assert [f.shape[2] for f in backbone(torch.randn(1, 3, 64, 64))] == [64 // r for r in reductions]
-    with pytest.raises(polynext.PolyNeXtError, match="output_stride=12: choose one of 4, 8, 16, 32"):
+    with pytest.raises(polynext.PolyNeXtError, match="output_stride is 12: choose one of 4, 8, 16, 32"):
         timm.create_model("cpolynext_tiny", output_stride=12)
 
 
@@ -157,7 +157,7 @@ def test_weights_as_others_save_them(wrap, tmp_path) -> None:
 
 def test_other_files_are_named(tmp_path) -> None:
     torch.save({"epoch": 3, "args": "x"}, tmp_path / "state.pt")
-    with pytest.raises(polynext.PolyNeXtError, match="holds epoch, args besides weights: give a state dict"):
+    with pytest.raises(polynext.PolyNeXtError, match="has epoch, args besides weights: give a state dict"):
         read_weights(tmp_path / "state.pt")
     save_file({"module.stem.weight": torch.zeros(1)}, tmp_path / "weights.safetensors")
     with pytest.raises(polynext.PolyNeXtError, match=r"missing head.*misshapen stem.weight \(1,\)"):

@@ -17,8 +17,8 @@ import polynext
 from polynext.models import Blocks, FullyPolynomialBlocks, check_model
 from polynext.models.checkpoints import read_metadata
 from polynext.models.network import PolyNeXt, PolyNeXtConfig, StageConfig
-from polynext.models.polynext import CONFIGS, HALVING, halving
-from polynext.models.published import embedded_weights
+from polynext.models.polynext import CONFIGS, halving
+from polynext.models.published import shipped_weights
 from polynext.nn import LayerScale, PositionNorm2d
 from polynext.training.diagnostics import Diagnostics
 
@@ -312,9 +312,9 @@ def test_wrong_images_are_told_in_a_sentence() -> None:
         timm.create_model("cpolynext_nano_bn")(torch.randn(1, 1, 10, 10))
     with pytest.raises(polynext.PolyNeXtError, match="'cpolynext_tinny': did you mean cpolynext_tiny"):
         polynext.create_model("cpolynext_tinny")
-    with pytest.raises(polynext.PolyNeXtError, match=r"no weights tagged 'mnist': take cpolynext_lowres\.cifar10 or "):
+    with pytest.raises(polynext.PolyNeXtError, match=r"no weights tagged 'mnist': use cpolynext_lowres\.cifar10 or "):
         polynext.create_model("cpolynext_lowres.mnist")
-    with pytest.raises(polynext.PolyNeXtError, match="no weights tagged 'in1k': leave the tag out"):
+    with pytest.raises(polynext.PolyNeXtError, match="no weights tagged 'in1k': use no tag"):
         check_model("cpolynext_nano.in1k")
     for name in ("cpolynext_nano", "cpolynext_lowres_bn", "monet_tiny"):
         with pytest.raises(polynext.PolyNeXtError, match=f"no published weights of {name}: .* cpolynext_tiny.in1k"):
@@ -328,7 +328,7 @@ def test_a_failing_download_is_told_in_a_sentence(monkeypatch) -> None:
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr("timm.models._hub.hf_hub_download", offline)
-    with pytest.raises(polynext.PolyNeXtError, match=r"weights of cpolynext_lowres\.svhn cannot be fetched"):
+    with pytest.raises(polynext.PolyNeXtError, match=r"weights of cpolynext_lowres\.svhn cannot be downloaded"):
         polynext.create_model("cpolynext_lowres.svhn", pretrained=True)
 
 
@@ -347,7 +347,7 @@ def test_weights_that_come_with_the_package(tagged: str, classes: str, accuracy:
             network(torch.from_numpy(images).float()).argmax(dim=1).numpy() for network in (model, run.model)
         )
     assert (found == by_run).all() and (found == labels).mean() > accuracy
-    assert float(read_metadata(embedded_weights(tagged))["test_accuracy"]) > 100 * accuracy
+    assert float(read_metadata(shipped_weights(tagged))["test_accuracy"]) > 100 * accuracy
 
 
 def test_weights_in_a_file_of_ones_own_are_pretrained_too(tmp_path) -> None:
@@ -404,7 +404,8 @@ def test_folding_a_branch_of_another_kind_is_refused() -> None:
 
 def test_tinys_scales_halve() -> None:
     start = CONFIGS["cpolynext_tiny"].scale_logits
-    assert start == halving(6) == tuple(math.log(p / (1 - p)) for p in HALVING)
+    published = CONFIGS["cpolynext_lowres"].scale_logits  # these probabilities, as logits
+    assert start == halving(6) == tuple(math.log(p / (1 - p)) for p in published)
 
 
 def test_head_dropout_and_stochastic_depth_act_in_training_only() -> None:

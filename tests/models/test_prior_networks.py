@@ -154,7 +154,7 @@ def test_mistakes() -> None:
     model = timm.create_model("monet_tiny", device="meta")
     with pytest.raises(polynext.PolyNeXtError, match="'NCHW' only"):
         model.forward_intermediates(torch.empty(1, 3, 64, 64, device="meta"), output_fmt="NLC")
-    with pytest.raises(polynext.PolyNeXtError, match="global_pool='median'"):
+    with pytest.raises(polynext.PolyNeXtError, match="global_pool is 'median'"):
         model.reset_classifier(5, "median")
 
 

@@ -96,7 +96,7 @@ def test_a_training_checkpoint_without_ema_gives_its_weights() -> None:
         (lambda w: w.pop("cells.0.skip_weight"), "not a published PolyNeXt checkpoint"),
         (lambda w: w.pop("head.3.weight"), "missing head.fc.weight"),
         (lambda w: w.pop("stem.weight"), "expected a stem.weight"),
-        (lambda w: w.update({"stem.weight": torch.zeros(72)}), "expected a stem.weight of four axes"),
+        (lambda w: w.update({"stem.weight": torch.zeros(72)}), "expected a stem.weight with four axes"),
         (lambda w: w.update({"cells.2.preprocess1.scale": torch.zeros(5)}), r"s1 \(5,\) instead of \(144,\)"),
     ],
 )
@@ -129,12 +129,12 @@ def test_unreadable_files_are_told_apart(tmp_path) -> None:
     torch.save(torch.nn.Linear(2, 2), tmp_path / "code.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     torch.save({1: 2, "state_dict": 3}, tmp_path / "foreign.pt")
-    with pytest.raises(polynext.PolyNeXtError, match="not a published PolyNeXt checkpoint, it holds 1, state_dict"):
+    with pytest.raises(polynext.PolyNeXtError, match="not a published PolyNeXt checkpoint, it has 1, state_dict"):
         polynext.from_published(torch.load(tmp_path / "foreign.pt"))
     for name in ("torn.pt", "torn.safetensors", "text.pt", "code.pt"):
-        with pytest.raises(polynext.PolyNeXtError, match="truncated or something else"):
+        with pytest.raises(polynext.PolyNeXtError, match="truncated or has another format"):
             read_weights(tmp_path / name)
-    with pytest.raises(polynext.PolyNeXtError, match="holds a list"):
+    with pytest.raises(polynext.PolyNeXtError, match="contains a list"):
         read_weights(tmp_path / "list.pt")
     with pytest.raises(polynext.PolyNeXtError, match="there is no file"):
         read_weights(tmp_path / "absent.pt")

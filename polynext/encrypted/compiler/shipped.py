@@ -24,7 +24,6 @@ from polynext.errors import PolyNeXtError
 if TYPE_CHECKING:
     from polynext.runs import Run
 
-WEIGHTS = Path(__file__).parents[2] / "models" / "weights"
 SAMPLES = 10  # pictures that go along, for everybody to try
 
 
@@ -38,6 +37,8 @@ class ShippedNetwork:
 
     @property
     def weights(self) -> Path:
+        from polynext.models.published import WEIGHTS
+
         return WEIGHTS / f"{self.model}.safetensors"
 
     def load(self) -> "Run":
