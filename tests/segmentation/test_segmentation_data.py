@@ -67,9 +67,9 @@ def break_file(root: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [
-        (break_label, r"train/1\.png has the label 3, of none of the 3 classes"),
-        (break_size, r"train/1\.png has an image of 40x30 and a mask of 41x30 pixels"),
-        (break_colour, r"train/1\.png has a mask with colours"),
+        (break_label, r"train/1\.png has the label 3, but there are 3 classes"),
+        (break_size, r"train/1\.png has 41x30 pixels and its image 40x30"),
+        (break_colour, r"train/1\.png is a mask with colours"),
         (break_file, r"train/1\.png cannot be read as an image"),
         (lambda root: (root / "masks" / "train" / "1.png").unlink(), r"train/1\.png has no mask in .*masks/train"),
         (lambda root: (root / "classes.txt").unlink(), r"has no classes\.txt"),
@@ -104,7 +104,7 @@ def test_camvid_arrays(tmp_path: Path) -> None:
     pairs = load_pairs(config, "train")
     assert pairs.classes == CAMVID
     assert set(np.unique(pairs[0][1])) == {3, IGNORED}
-    with pytest.raises(PolyNeXtError, match=r"expected an \.npz with train_x"):
+    with pytest.raises(PolyNeXtError, match=r"give an \.npz file with train_x"):
         load_pairs(config, "val")
     with pytest.raises(PolyNeXtError, match="there is no camvid at"):
         load_pairs(replace(config, root=tmp_path / "absent"), "train")
@@ -162,11 +162,11 @@ def test_images_fit_where_they_should(width: int, height: int) -> None:
 def test_as_many_classes_as_a_mask_can_tell(tmp_path: Path, names: str) -> None:
     write_pairs(tmp_path)
     (tmp_path / "classes.txt").write_text(names)
-    with pytest.raises(PolyNeXtError, match="expected 1 to 255, a line each"):
+    with pytest.raises(PolyNeXtError, match="give 1 to 255, one on each line"):
         load_pairs(folder(tmp_path), "train")
 
 
 def test_a_broken_array_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "camvid.npz").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(PolyNeXtError, match=r"camvid\.npz cannot be used"):
+    with pytest.raises(PolyNeXtError, match=r"camvid\.npz cannot be read"):
         load_pairs(SegmentationDataConfig(name="camvid", root=tmp_path / "camvid.npz"), "train")
