@@ -15,7 +15,7 @@ from polynext.models import Blocks, FullyPolynomialBlocks
 from polynext.models.substitutes import NewestInput
 from polynext.nn import PositionNorm2d
 from tests import golden
-from tests.models.test_models import build, images
+from tests.models.test_polynext import build, images
 
 NANO = ["cpolynext_nano_bn", "apolynext_nano_bn"]
 

@@ -16,7 +16,7 @@ from polynext.models.backbone import check_image
 from polynext.nn import PolyAttention
 from polynext.nn.norm import check_size
 from tests.models.test_dropin import small_caformer
-from tests.models.test_models import NAMES, build, images, randomise
+from tests.models.test_polynext import NAMES, build, images, randomise
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:FutureWarning"),

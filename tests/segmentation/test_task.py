@@ -44,7 +44,7 @@ from polynext.segmentation.transforms import TestTransform
 from polynext.segmentation.upernet import UPerNet
 from polynext.training import EmaConfig, Interrupted, TrainingLoop, from_yaml, to_yaml
 from polynext.training.folder import RunFolder
-from tests.segmentation.test_segmentation_data import folder, write_pairs
+from tests.segmentation.test_data import folder, write_pairs
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
