@@ -80,7 +80,7 @@ def test_export_command(name: str, tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["test_resnet", "--fold"], "a ResNet cannot be folded"),
         (["cpolynext_nano", "--out", "model.pt"], "--out is model.pt: give a name that ends in .onnx"),
@@ -88,9 +88,9 @@ def test_export_command(name: str, tmp_path: Path, capsys) -> None:
         (["cpolynext_nano", "--images", "absent.png"], "absent.png cannot be read"),
     ],
 )
-def test_mistakes(arguments: list[str], sentence: str, capsys) -> None:
+def test_mistakes(arguments: list[str], message: str, capsys) -> None:
     assert main(["export", *arguments]) == 2
-    assert sentence in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

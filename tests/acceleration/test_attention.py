@@ -94,7 +94,7 @@ def test_attention_memory_grows_linearly(train: bool) -> None:
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("magnitudes", [False, True])
-def test_attention_taken_in_parts(p: int, magnitudes: bool, monkeypatch) -> None:
+def test_attention_split_into_parts(p: int, magnitudes: bool, monkeypatch) -> None:
     q, k, v = torch.randn(3, 5, 2, 7, 4).unbind()
     kept = [t.clone().requires_grad_() for t in (q, k, v)]
     monkeypatch.setattr(cpu, "CACHE_BYTES", 1)

@@ -57,7 +57,7 @@ def test_every_form_can_be_saved_and_loaded(form, tmp_path) -> None:
         torch.testing.assert_close(again(x), model(x))
 
 
-def test_they_are_counted() -> None:
+def test_flops_of_custom_operations_are_counted() -> None:
     layer, x = accelerate(PointwiseConv2d(20, 12)), torch.randn(2, 20, 3, 3)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         layer(x)
@@ -85,14 +85,14 @@ def test_traces_hold_operations_of_pytorch_only() -> None:
 
 
 @pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 30)])
-def test_the_norm_written_out(bias) -> None:
+def test_the_elementary_layer_norm(bias) -> None:
     x, weight = 3 * torch.randn(2, 4, 5, 30) + 7, torch.rand(30)
     torch.testing.assert_close(elementary_layer_norm(x, weight, bias, 1e-5), F.layer_norm(x, (30,), weight, bias, 1e-5))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(3, 6, 5, 7), (1, 6, 1, 1)])
-def test_what_a_compiler_is_spared(shape, memory_format) -> None:
+def test_custom_operations_of_compiled_inference(shape, memory_format) -> None:
     x, y = (torch.randn(shape).contiguous(memory_format=memory_format) for _ in range(2))
     scale, mixer = torch.rand(len(x), 1, 1, 1), PolyConv(6)
     kernels = (mixer.k_coarse.weight.detach(), mixer.k_fine.weight.detach(), mixer.k.weight.detach())
@@ -106,7 +106,7 @@ def test_what_a_compiler_is_spared(shape, memory_format) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpolynext_lowres", "apolynext_nano_bn"])
-def test_a_batch_taken_in_parts(name: str, monkeypatch) -> None:
+def test_a_batch_split_into_parts(name: str, monkeypatch) -> None:
     model = accelerate(timm.create_model(name).eval())
     x = torch.randn(7, *model.pretrained_cfg["input_size"])
     whole = model(x), model.forward_intermediates(x)[1]  # gradients may be wanted: nothing is taken apart

@@ -118,7 +118,7 @@ def test_variants_can_be_lean(variant: str, few_channels) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano"])
-def test_compiled_it_is_lean_too(name: str, few_channels) -> None:
+def test_a_compiled_network_can_be_lean(name: str, few_channels) -> None:
     model = timm.create_model(name).train()
     x = images(model, 8)
     plain, kept = gradients(model, x)

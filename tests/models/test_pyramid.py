@@ -124,7 +124,7 @@ def test_stochastic_depth_rises_and_dropout_is_in_the_head(network) -> None:
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("polynomial", [False, True])
-def test_folding_changes_no_answer(network, polynomial: bool) -> None:
+def test_folding_changes_no_logits(network, polynomial: bool) -> None:
     model = settled(small(network, polynomial=polynomial)).double()
     images = torch.randn(3, 3, 8, 8, dtype=torch.double)
     folded = polynext.fold(model)

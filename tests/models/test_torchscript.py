@@ -107,7 +107,7 @@ def test_an_fx_graph_can_be_scripted(name: str) -> None:
     torch.testing.assert_close(logits, model(x))
 
 
-def test_scripted_checks_tell_the_mistake() -> None:
+def test_scripted_checks_name_the_mistake() -> None:
     check = torch.jit.script(check_image)
     with pytest.raises(torch.jit.Error, match=r"takes \(batch, 1, height, width\) but got \(1, 3, 8, 8\)"):
         check(torch.randn(1, 3, 8, 8), 1, 2)

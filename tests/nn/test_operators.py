@@ -205,7 +205,7 @@ def test_attention_is_its_formula(normalisation, p: int, window: int | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("build", "complaint"),
+    ("build", "message"),
     [
         (lambda: PolyAttention(8, p=0), "p=0"),
         (lambda: PolyAttention(8, head_dim=1), "head_dim=1"),
@@ -217,8 +217,8 @@ def test_attention_is_its_formula(normalisation, p: int, window: int | None) -> 
         (lambda: PolyHead(3, 2, pool="median"), "'median'"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(build, complaint: str) -> None:
-    with pytest.raises(PolyNeXtError, match=complaint):
+def test_wrong_arguments_have_a_message(build, message: str) -> None:
+    with pytest.raises(PolyNeXtError, match=message):
         build()
 
 
