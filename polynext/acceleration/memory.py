@@ -221,7 +221,7 @@ class NormedSum:
 
 
 class Branch(NamedTuple):
-    """An operator as its two matrix products and what is around them: `after(last mix(first before(x)))`.
+    """An operator as its two matrix products and the steps around them: `after(last mix(first before(x)))`.
 
     Calling it computes the operator up to its last matrix product, `mix(first before(x))`.
     """
@@ -320,7 +320,7 @@ def running_norms(module: nn.Module) -> tuple[RunningNorm, ...]:
 
 
 def keep_products(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """`function(*inputs)` for PyTorch's compiler, told to keep matrix products and to recompute the rest."""
+    """`function(*inputs)` for PyTorch's compiler, which keeps matrix products and recomputes the rest."""
     products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

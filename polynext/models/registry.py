@@ -15,7 +15,7 @@ Kind = Literal["fully polynomial", "activation-free", "polynomial mixers"]
 
 KINDS: dict[str, Kind] = {}
 
-# What a name ends in, by kind.
+# The end of a model's name, by kind.
 SUFFIXES: dict[Kind, str] = {"activation-free": "", "fully polynomial": "_bn"}
 
 
