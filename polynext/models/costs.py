@@ -1,9 +1,8 @@
 """The cost of a model: parameters and multiply-accumulates."""
 
-import copy
-
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -12,14 +11,15 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
-    """Multiply-accumulates of all convolutions and matrix products for one input: what the paper calls FLOPs.
+    """Multiply-accumulates of all convolutions and matrix products for one input, which the paper calls FLOPs.
 
-    Counted on a copy on the meta device, without computing anything.
+    The model runs in eval mode with parameters on the meta device, so nothing is computed.
     """
-    if any(not p.is_meta for p in model.parameters()):
-        model = copy.deepcopy(model).to("meta")
-    training = model.training
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    on_meta = {name: tensor.detach().to("meta") for name, tensor in tensors}
+    modes = [(module, module.training) for module in model.modules()]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(torch.empty(1, *input_size, device="meta"))
-    model.train(training)
+        functional_call(model.eval(), on_meta, torch.empty(1, *input_size, device="meta"))
+    for module, training in modes:
+        module.training = training
     return counter.get_total_flops() // 2
