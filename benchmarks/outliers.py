@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from polynext.data import load_examples
-from polynext.models.published import embedded_weights
+from polynext.models.published import shipped_weights
 from polynext.runs import load_run
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--beyond", type=float, default=30.0)
     options = parser.parse_args()
-    run = load_run(options.network, pretrained=embedded_weights(options.network) is not None)
+    run = load_run(options.network, pretrained=shipped_weights(options.network) is not None)
     examples = load_examples(replace(run.data, name=options.data, root=options.root), options.split)
     model, largest, correct = run.model.double(), [], 0
     count = min(options.images, len(examples))

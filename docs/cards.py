@@ -18,7 +18,7 @@ from polynext.circuit import lower
 from polynext.models import PUBLISHED
 from polynext.models.checkpoints import read_metadata
 from polynext.models.costs import count_macs, count_parameters
-from polynext.models.published import EMBEDDED, HUB, embedded_weights
+from polynext.models.published import HUB, SHIPPED, shipped_weights
 
 HERE = Path(__file__).parent
 Rows = list[list[str]]
@@ -202,7 +202,7 @@ def macs(model: Any) -> str:
 
 
 def embedded_card(tagged: str) -> str:
-    about = read_metadata(embedded_weights(tagged))
+    about = read_metadata(shipped_weights(tagged))
     data, classes = tagged.split(".")[1], json.loads(about["classes"])
     model = polynext.create_model(tagged, pretrained=True).eval()
     circuit = lower(model)
@@ -282,7 +282,7 @@ $published
 
 Segmentation networks: [Segment images](../segment.md). Networks without weights: [The models](../models.md).
 
-A network gets into the box as a file of weights in `polynext/models/weights`, its name in `EMBEDDED`
+A network gets into the box as a file of weights in `polynext/models/weights`, its name in `SHIPPED`
 ([`published.py`](../../polynext/models/published.py)), and a sentence about its data in [`cards.py`](../cards.py);
 `python docs/cards.py` then writes its card.
 
@@ -296,7 +296,7 @@ $pages
 
 def pages() -> dict[str, str]:
     """The text of each file."""
-    embedded = {tagged.replace(".", "_"): tagged for tagged in EMBEDDED}
+    embedded = {tagged.replace(".", "_"): tagged for tagged in SHIPPED}
     texts = {f"{file}.md": embedded_card(tagged) for file, tagged in embedded.items()}
     texts |= {f"{file}.md": published_card(family) for file, family in FAMILIES.items()}
     texts["index.md"] = INDEX.substitute(

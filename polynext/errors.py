@@ -26,6 +26,13 @@ def require_share(whole: bool = True, **given: float) -> None:
             raise PolyNeXtError(f"`{name}` is {value}: give at least 0 and {'at most' if whole else 'less than'} 1.")
 
 
+def preview(names: Iterable[str], most: int = 8) -> str:
+    """The first names of a list, and how many more there are."""
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more if listed else "nothing"
+
+
 def suggest(given: str, known: Iterable[str], otherwise: str) -> str:
     """What to do about an unknown name: "did you mean ...?" if known ones are like it."""
     close = difflib.get_close_matches(given, list(known), n=3)

@@ -17,7 +17,7 @@ from polynext.data.sets import DATA_SETS, Split
 from polynext.errors import PolyNeXtError, suggest
 from polynext.models import PUBLISHED, create_model, is_polynext, list_models, load_weights, read_weights
 from polynext.models.checkpoints import identify, model_for, read_checkpoint, read_metadata, stored_classes
-from polynext.models.published import WEIGHTS, embedded_weights, is_published
+from polynext.models.published import WEIGHTS, is_published, shipped_weights
 from polynext.preprocessing import Preprocessing
 from polynext.training import TrainConfig, build_model, from_yaml
 
@@ -134,7 +134,7 @@ def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = Fals
     if not timm.is_model(bare(name)):
         hint = suggest(bare(name), list_models(), "see `polynext models`.")
         raise PolyNeXtError(f"{name!r} is neither a model nor the folder or file of a run: {hint}")
-    if pretrained and (embedded := embedded_weights(name)):  # its file tells the whole run
+    if pretrained and (embedded := shipped_weights(name)):  # its file tells the whole run
         return replace(from_name(name, embedded), checkpoint=None, tag=embedded.stem.split(".")[1])
     if checkpoint is None:
         model: Any = create_model(name, pretrained=pretrained)

@@ -14,12 +14,11 @@ import polynext
 from polynext.acceleration import accelerate
 from polynext.data import DataConfig
 from polynext.distributed import Processes, alone
-from polynext.errors import PolyNeXtError, require_at_least
+from polynext.errors import PolyNeXtError, preview, require_at_least
 from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
 from polynext.evaluation.scores import ALEXNET_ERRORS, Scores, mean_corruption_error, score
 from polynext.evaluation.sets import ALL_NAMES, IMAGENETS, corrupted_folder, open_corrupted, open_set
 from polynext.files import write_atomically
-from polynext.models.published import some
 from polynext.paper import figure_of, published_figure
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def evaluate_clean(
     classes = chosen.examples.classes
     if run.classes and name == run.data.name and tuple(classes) != run.classes:
         raise PolyNeXtError(
-            f"{name} has the classes {some(classes, 3)} and the network {some(run.classes, 3)}: "
+            f"{name} has the classes {preview(classes, 3)} and the network {preview(run.classes, 3)}: "
             "evaluate it on data of its own classes."
         )
     scores = score(run.model, chosen, group, batch_size, workers)

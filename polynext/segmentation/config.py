@@ -1,4 +1,4 @@
-"""Everything a segmentation run is defined by. The defaults are the paper's ADE20K recipe."""
+"""The config of a segmentation run. The defaults are the paper's ADE20K recipe."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,13 @@ class SegmentationModelConfig:
     """The network.
 
     Attributes:
-        backbone: any timm model with feature maps, ours or another.
-        backbone_weights: a classifier's checkpoint to start the backbone from.
-        pretrained: fetch the backbone's published weights instead.
+        backbone: a timm model with feature maps, such as ours.
+        backbone_weights: checkpoint of a classification model to start the backbone from.
+        pretrained: download the backbone's published weights instead.
         drop_path: stochastic depth of the backbone.
-        width: of the decoder.
-        memory: what is kept of the backbone for the backward pass: plain is what PyTorch keeps, lean little
-            besides the matrix products, at some cost in time; least recomputes whole cells.
+        width: channels of the decoder.
+        memory: what the backbone keeps for the backward pass: plain keeps what PyTorch keeps; lean keeps little
+            besides the matrix products and is slower; least recomputes whole cells.
     """
 
     backbone: str = "cpolynext_small"
@@ -35,22 +35,22 @@ class SegmentationModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationDataConfig:
-    """Images and masks, and how they are varied.
+    """Images and masks, and their augmentation.
 
     Attributes:
         name: ade20k (its own layout), camvid (SegNet's layout, or an .npz), or folder (images/train, masks/train,
-            images/val, masks/val and classes.txt; 255 in a mask does not count).
-        root: its folder.
-        resize: the longer and the shorter edge that an image is fitted into, before its random factor in training.
-        factors: range of that factor.
-        crop: side of the square crops, and of the sliding window in testing.
-        stride: of the sliding window.
-        most_of_a_class: a crop of which one class takes more than this is drawn again.
-        hflip: probability of a mirrored image.
-        distortion: whether brightness, contrast, saturation and hue vary.
-        mean: per channel, of pixel values in 0 to 1.
-        std: per channel.
-        workers: processes that prepare images beside the one that trains, at most one for each core.
+            images/val, masks/val and classes.txt; label 255 is ignored).
+        root: folder of the data.
+        resize: limits of the longer and the shorter edge of a resized image. Training multiplies them by a factor.
+        factors: range of the random factor.
+        crop: side of the square crops in training, and of the sliding window in testing.
+        stride: stride of the sliding window.
+        most_of_a_class: largest share of a class in a crop. Other crops are drawn again.
+        hflip: probability of a horizontal flip.
+        distortion: vary brightness, contrast, saturation and hue.
+        mean: mean of each channel, for pixel values from 0 to 1.
+        std: standard deviation of each channel.
+        workers: processes that load images, at most one for each core.
     """
 
     name: Literal["ade20k", "camvid", "folder"] = "ade20k"
@@ -72,14 +72,14 @@ class SegmentationOptimizerConfig:
     """AdamW with linear warmup and linear decay.
 
     Attributes:
-        lr: the backbone's learning rate at its highest.
-        head_factor: by how much faster the heads learn.
-        weight_decay: on all but norms, Sigmoid-Scale and skip scales.
-        betas: decay of the running moments.
+        lr: highest learning rate of the backbone.
+        head_factor: learning rate of the heads, relative to the backbone's.
+        weight_decay: of all parameters but norms, Sigmoid-Scale and skip scales.
+        betas: decay rates of the running moments.
         warmup: iterations of warmup.
-        warmup_factor: share of the rate that it starts from.
+        warmup_factor: initial share of the learning rate.
         clip_grad: limit of the gradient's global norm, 0 for none; the paper uses 5 for APolyNeXt.
-        clip_cells: limit of the gradient's norm at each cell's output in backward, 0 for none; 5 for APolyNeXt.
+        clip_cells: limit of the gradient's norm at each cell's output, 0 for none; the paper uses 5 for APolyNeXt.
     """
 
     lr: float = 1e-4
@@ -98,11 +98,11 @@ class SegmentationConfig(LoopConfig):
 
     Attributes:
         model: the network.
-        data: what it learns from.
-        optimizer: how.
+        data: the data and its augmentation.
+        optimizer: the optimiser and its schedule.
         iterations: optimiser steps.
-        auxiliary_weight: of the auxiliary head's loss.
-        evaluate_every: iterations between two evaluations; one comes at the end in any case.
+        auxiliary_weight: weight of the auxiliary head's loss.
+        evaluate_every: iterations between two evaluations. The last iteration is always evaluated.
     """
 
     model: SegmentationModelConfig = field(default_factory=SegmentationModelConfig)

@@ -20,9 +20,9 @@ from polynext.data import evaluation_batches, load_examples, training_transform
 from polynext.data.loader import Labelled, Prepared, of_images, seed_everything
 from polynext.data.sets import find_data_set
 from polynext.distributed import Processes
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, preview
 from polynext.models import create_model, create_variant, is_polynext, read_weights
-from polynext.models.published import check_same_entries, some
+from polynext.models.published import check_same_entries
 from polynext.nn import freeze_statistics
 from polynext.training.accuracy import measure_accuracy
 from polynext.training.config import TrainConfig, to_yaml
@@ -47,8 +47,8 @@ class Classification(Task):
         self.classes, tested = self.train_examples.classes, self.test_examples.classes
         if tested != self.classes[: len(tested)]:  # a label would mean one thing in training and another in testing
             raise PolyNeXtError(
-                f"{config.data.name} has {len(self.classes)} classes for training ({some(self.classes, 3)}) and others "
-                f"for testing ({some(tested, 3)}): they must be the same."
+                f"{config.data.name} has {len(self.classes)} classes for training ({preview(self.classes, 3)}) and "
+                f"others for testing ({preview(tested, 3)}): they must be the same."
             )
         self.transform = of_images(training_transform(config.data.preprocessing, config.augment))
         self.mixup = build_mixup(config, len(self.classes))
@@ -116,7 +116,7 @@ class Classification(Task):
         counts = np.bincount(self.train_examples.labels, minlength=len(self.classes))
         if not counts.all():
             empty = [self.classes[i] for i in np.flatnonzero(counts == 0)]
-            problems.append(f"{name} has no training images of {some(empty)}: check its folders.")
+            problems.append(f"{name} has no training images of {preview(empty)}: check its folders.")
         return problems
 
     def sample_evaluation(self, images: int) -> int:
@@ -216,7 +216,7 @@ def load_initial_weights(model: nn.Module, path: Path) -> None:
     classifier = {f"{cfg.get('classifier')}.{leaf}" for leaf in ("weight", "bias")} & weights.keys() & own.keys()
     afresh = {key for key in classifier if weights[key].shape != own[key].shape}
     if afresh:
-        warnings.warn(f"{path} is for other classes: {some(sorted(afresh))} start afresh.", stacklevel=2)
+        warnings.warn(f"{path} is for other classes: {preview(sorted(afresh))} start afresh.", stacklevel=2)
         weights = weights | {key: own[key] for key in afresh}
     check_same_entries(weights, own, type(model).__name__)
     model.load_state_dict(weights)

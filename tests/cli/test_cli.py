@@ -51,7 +51,7 @@ def test_prior_models_state_their_degree_and_borrowed_ones_none(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["models", "resnet*"], "polynext models: no model is named like 'resnet*'"),
+        (["models", "resnet*"], "polynext models: no model matches 'resnet*'"),
         (["fly"], "polynext: there is no command 'fly'"),
         (["convert", "absent.pt", "out.safetensors"], "polynext convert: there is no file absent.pt"),
         (["convert", "absent.pt", "out.pt"], "polynext convert: the target is out.pt"),

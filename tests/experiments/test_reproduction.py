@@ -310,7 +310,7 @@ def test_segmentation_weights_have_names(monkeypatch) -> None:
         raise ConnectionError
 
     monkeypatch.setattr("polynext.segmentation.checkpoints.hf_hub_download", offline)
-    with pytest.raises(PolyNeXtError, match="cannot be fetched"):
+    with pytest.raises(PolyNeXtError, match="cannot be downloaded"):
         fetch_segmentation_weights("ade20k")
 
 

@@ -37,9 +37,9 @@ class ShippedNetwork:
 
     @property
     def weights(self) -> Path:
-        from polynext.models.published import embedded_weights
+        from polynext.models.published import shipped_weights
 
-        path = embedded_weights(self.model)
+        path = shipped_weights(self.model)
         assert path is not None
         return path
 

@@ -124,7 +124,7 @@ def test_stochastic_depth_rises_and_dropout_is_in_the_head(network) -> None:
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("polynomial", [False, True])
-def test_folding_changes_no_answer(network, polynomial: bool) -> None:
+def test_folding_changes_no_logits(network, polynomial: bool) -> None:
     model = settled(small(network, polynomial=polynomial)).double()
     images = torch.randn(3, 3, 8, 8, dtype=torch.double)
     folded = polynext.fold(model)
@@ -154,7 +154,7 @@ def test_mistakes() -> None:
     model = timm.create_model("monet_tiny", device="meta")
     with pytest.raises(polynext.PolyNeXtError, match="'NCHW' only"):
         model.forward_intermediates(torch.empty(1, 3, 64, 64, device="meta"), output_fmt="NLC")
-    with pytest.raises(polynext.PolyNeXtError, match="global_pool='median'"):
+    with pytest.raises(polynext.PolyNeXtError, match="global_pool is 'median'"):
         model.reset_classifier(5, "median")
 
 

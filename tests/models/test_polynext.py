@@ -3,23 +3,19 @@
 import importlib
 import math
 import pickle
-from functools import partial
 
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
-from timm.models import get_notrace_functions, get_notrace_modules, group_parameters
+from timm.models import get_notrace_functions, get_notrace_modules
 from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import polynext
-from polynext.models import Blocks, FullyPolynomialBlocks, check_model
+from polynext.models import check_model
 from polynext.models.checkpoints import read_metadata
-from polynext.models.network import PolyNeXt, PolyNeXtConfig, StageConfig
-from polynext.models.polynext import CONFIGS, HALVING, halving
-from polynext.models.published import embedded_weights
-from polynext.nn import LayerScale, PositionNorm2d
+from polynext.models.polynext import CONFIGS, halving
+from polynext.models.published import shipped_weights
 from polynext.training.diagnostics import Diagnostics
 
 NAMES = timm.list_models(module="polynext")
@@ -196,23 +192,14 @@ def test_fx_trace_trains(name: str) -> None:
     assert [n for n, p in traced.named_parameters() if p.grad is None] == []
 
 
-@pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano", "cpolynext_nano_bn", "apolynext_nano_bn"])
-def test_compiles_as_one_graph(name: str) -> None:
-    model = build(name).eval()
-    x = images(name)
-    with torch.no_grad():
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n if "nano" in n else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_every_model_compiles_as_one_graph(name: str) -> None:
     model = build(name).eval()
     x = images(name)
+    rtol = 1e-4 if "nano" in name else 1e-3
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(compiled(x), model(x), rtol=rtol, atol=rtol / 10)
 
 
 @pytest.mark.slow
@@ -235,16 +222,6 @@ def test_any_image_and_batch_size(name: str) -> None:
     for batch, height, width in ((1, least, least), (3, 2 * least + 1, 3 * least - 1)):
         with torch.no_grad():
             assert model(torch.randn(batch, model.in_chans, height, width)).shape == (batch, model.num_classes)
-
-
-def test_options_reach_the_network() -> None:
-    model = timm.create_model("apolynext_small", num_classes=10, in_chans=1, drop_path_rate=0.1, device="meta")
-    assert model(torch.empty(2, 1, 64, 64, device="meta")).shape == (2, 10)
-    rates = [getattr(c.stacks[0].drop_path, "drop_prob", 0.0) for stage in model.stages for c in stage.cells]
-    expected = [0.1 * i / 16 for i in range(17)]
-    assert rates == pytest.approx(expected)
-    one_cell = timm.create_model("cpolynext_nano", drop_path_rate=0.3)
-    assert one_cell.stages[0].cells[0].stacks[0].drop_path.drop_prob == 0.3
 
 
 @pytest.mark.parametrize("name", polynext.list_models())
@@ -281,26 +258,7 @@ def test_gradient_checkpointing_changes_memory_and_nothing_else(name: str) -> No
     assert kept_less < kept / 2
 
 
-def test_layer_groups_run_from_stem_to_head() -> None:
-    model = timm.create_model("cpolynext_tiny", device="meta")
-    for coarse, layers in ((True, 1 + 4 + 1), (False, 1 + 12 + 1)):
-        groups = group_parameters(model, model.group_matcher(coarse=coarse), reverse=True)
-        assert set(groups) == {n for n, _ in model.named_parameters()}
-        assert groups["stem.weight"] == 0
-        assert max(groups.values()) >= layers - 1
-
-
-def test_scales_and_norms_are_not_decayed() -> None:
-    model = timm.create_model("apolynext_nano_bn")
-    spared = model.no_weight_decay()
-    mixing = {n for n, _ in model.named_parameters()} - spared
-    assert all(n.endswith(".weight") for n in mixing)
-    assert "stages.0.cells.0.scale.logits" in spared
-    assert "stages.1.cells.0.stacks.0.mixer.row_norm.gamma" in spared
-    assert "stages.0.cells.0.norm.gamma_hw" in spared
-
-
-def test_wrong_images_are_told_in_a_sentence() -> None:
+def test_wrong_images_names_and_options_have_a_message() -> None:
     model = timm.create_model("cpolynext_tiny")
     with pytest.raises(polynext.PolyNeXtError, match=r"takes \(batch, 3, height, width\) but got \(1, 1, 64, 64\)"):
         model(torch.randn(1, 1, 64, 64))
@@ -312,9 +270,9 @@ def test_wrong_images_are_told_in_a_sentence() -> None:
         timm.create_model("cpolynext_nano_bn")(torch.randn(1, 1, 10, 10))
     with pytest.raises(polynext.PolyNeXtError, match="'cpolynext_tinny': did you mean cpolynext_tiny"):
         polynext.create_model("cpolynext_tinny")
-    with pytest.raises(polynext.PolyNeXtError, match=r"no weights tagged 'mnist': take cpolynext_lowres\.cifar10 or "):
+    with pytest.raises(polynext.PolyNeXtError, match=r"no weights tagged 'mnist': use cpolynext_lowres\.cifar10 or "):
         polynext.create_model("cpolynext_lowres.mnist")
-    with pytest.raises(polynext.PolyNeXtError, match="no weights tagged 'in1k': leave the tag out"):
+    with pytest.raises(polynext.PolyNeXtError, match="no weights tagged 'in1k': use no tag"):
         check_model("cpolynext_nano.in1k")
     for name in ("cpolynext_nano", "cpolynext_lowres_bn", "monet_tiny"):
         with pytest.raises(polynext.PolyNeXtError, match=f"no published weights of {name}: .* cpolynext_tiny.in1k"):
@@ -323,12 +281,12 @@ def test_wrong_images_are_told_in_a_sentence() -> None:
         model.forward_intermediates(torch.randn(1, 3, 64, 64), output_fmt="NLC")
 
 
-def test_a_failing_download_is_told_in_a_sentence(monkeypatch) -> None:
+def test_a_failing_download_has_a_message(monkeypatch) -> None:
     def offline(*_, **__) -> str:
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr("timm.models._hub.hf_hub_download", offline)
-    with pytest.raises(polynext.PolyNeXtError, match=r"weights of cpolynext_lowres\.svhn cannot be fetched"):
+    with pytest.raises(polynext.PolyNeXtError, match=r"weights of cpolynext_lowres\.svhn cannot be downloaded"):
         polynext.create_model("cpolynext_lowres.svhn", pretrained=True)
 
 
@@ -336,7 +294,7 @@ def test_a_failing_download_is_told_in_a_sentence(monkeypatch) -> None:
     ("tagged", "classes", "accuracy"),
     [("cpolynext_nano_bn.digits", "0123456789", 0.98), ("cpolynext_cipher_bn.cifar10", CIFAR10, 0.78)],
 )
-def test_weights_that_come_with_the_package(tagged: str, classes: str, accuracy: float, monkeypatch) -> None:
+def test_shipped_weights_have_their_accuracy(tagged: str, classes: str, accuracy: float, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     run = polynext.load_run(tagged, pretrained=True)
     assert run.tagged_name == tagged and run.class_names == (classes.split() if " " in classes else list(classes))
@@ -347,15 +305,7 @@ def test_weights_that_come_with_the_package(tagged: str, classes: str, accuracy:
             network(torch.from_numpy(images).float()).argmax(dim=1).numpy() for network in (model, run.model)
         )
     assert (found == by_run).all() and (found == labels).mean() > accuracy
-    assert float(read_metadata(embedded_weights(tagged))["test_accuracy"]) > 100 * accuracy
-
-
-def test_weights_in_a_file_of_ones_own_are_pretrained_too(tmp_path) -> None:
-    model = polynext.create_model("cpolynext_nano")
-    save_file(model.state_dict(), tmp_path / "weights.safetensors")
-    overlay = {"file": str(tmp_path / "weights.safetensors")}
-    again = polynext.create_model("cpolynext_nano", pretrained=True, pretrained_cfg_overlay=overlay, in_chans=1)
-    assert torch.equal(again.head.fc.weight, model.head.fc.weight)
+    assert float(read_metadata(shipped_weights(tagged))["test_accuracy"]) > 100 * accuracy
 
 
 def randomise(model: nn.Module) -> nn.Module:
@@ -364,65 +314,15 @@ def randomise(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-class LayerScaled(Blocks):
-    def scale(self, config, stage, **dd) -> nn.Module:
-        return LayerScale(stage.width, len(config.scale_logits), start=0.1, **dd)
-
-
-class LayerScaledPolynomial(LayerScaled, FullyPolynomialBlocks):
-    """With the shift that the published norms do not have."""
-
-    def norm(self, size):
-        return partial(PositionNorm2d, size=size, beta=True, initial_var=self.initial_var)
-
-
-@pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano"])
-@pytest.mark.parametrize("blocks", [LayerScaled(), LayerScaledPolynomial()])
-def test_folding_absorbs_a_scale_per_channel(name: str, blocks: Blocks) -> None:
-    model = randomise(timm.create_model(name, blocks=blocks, img_size=8))
-    x = images(name)
-    with torch.no_grad():
-        torch.testing.assert_close(polynext.fold(model)(x), model(x), rtol=1e-4, atol=1e-5)
-
-
 def test_diagnostics_show_the_mean_of_a_scale_per_channel() -> None:
-    model = randomise(timm.create_model("cpolynext_nano", blocks=LayerScaled()))
+    model = randomise(polynext.models.create_variant("cpolynext_nano", "layerscale-one"))
     gamma = model.stages[0].cells[0].scale.gamma
     with Diagnostics(model).watching() as records:
         pass
     assert records["stages.0.cells.0"]["scales"] == gamma.mean(dim=1).tolist()
 
 
-def test_folding_a_branch_of_another_kind_is_refused() -> None:
-    class Pooling(Blocks):
-        def mixer(self, stage, size, **dd) -> nn.Module:
-            return nn.AvgPool2d(3, stride=1, padding=1)
-
-    with pytest.raises(polynext.PolyNeXtError, match="cannot absorb the scale of AvgPool2d"):
-        polynext.fold(timm.create_model("cpolynext_nano", blocks=Pooling()))
-
-
 def test_tinys_scales_halve() -> None:
     start = CONFIGS["cpolynext_tiny"].scale_logits
-    assert start == halving(6) == tuple(math.log(p / (1 - p)) for p in HALVING)
-
-
-def test_head_dropout_and_stochastic_depth_act_in_training_only() -> None:
-    model = timm.create_model("cpolynext_nano", drop_rate=0.5, drop_path_rate=0.5)
-    x = torch.randn(4, 1, 8, 8)
-    assert not torch.equal(model.train()(x), model(x))
-    assert torch.equal(model.eval()(x), model(x))
-
-
-@pytest.mark.parametrize("patch", [2, 4])
-def test_a_stem_of_patches_is_a_pointwise_map_of_them(patch: int) -> None:
-    """Kernel equal to stride: no padding, so that each position sees one whole patch of the image."""
-    stage = StageConfig(width=8, cells=1, stacks=1, coarse_kernel=3)
-    config = PolyNeXtConfig(stages=(stage,), scale_logits=(1.0, 0.5), stem_kernel=patch, stem_stride=patch)
-    model = PolyNeXt(config, num_classes=3, img_size=16, blocks=FullyPolynomialBlocks()).eval()
-    x = torch.randn(2, 3, 16, 16)
-    patches = nn.functional.pixel_unshuffle(x, patch)  # (B, 3 patch^2, 16 / patch, 16 / patch)
-    with torch.no_grad():
-        wanted = nn.functional.conv2d(patches, model.stem.weight.flatten(1)[:, :, None, None])
-        torch.testing.assert_close(model.stem(x), wanted)
-        assert model(x).shape == (2, 3)
+    published = CONFIGS["cpolynext_lowres"].scale_logits  # these probabilities, as logits
+    assert start == halving(6) == tuple(math.log(p / (1 - p)) for p in published)

@@ -19,7 +19,6 @@ import polynext
 from polynext.cli import main
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
-from polynext.recipes import recipe
 from polynext.segmentation.checkpoints import load_segmentation_weights
 from polynext.segmentation.classes import CAMVID
 from polynext.segmentation.config import (
@@ -29,7 +28,6 @@ from polynext.segmentation.config import (
 )
 from polynext.segmentation.data import load_pairs
 from polynext.segmentation.recipes import RECIPES
-from polynext.segmentation.runs import paper_figure
 from polynext.segmentation.scores import score
 from polynext.segmentation.sliding import predict
 from polynext.segmentation.task import (
@@ -44,7 +42,7 @@ from polynext.segmentation.transforms import TestTransform
 from polynext.segmentation.upernet import UPerNet
 from polynext.training import EmaConfig, Interrupted, TrainingLoop, from_yaml, to_yaml
 from polynext.training.folder import RunFolder
-from tests.segmentation.test_segmentation_data import folder, write_pairs
+from tests.segmentation.test_data import folder, write_pairs
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
@@ -125,7 +123,7 @@ def test_weights_without_a_run_predict_by_their_recipe(tmp_path: Path, capsys) -
     assert "camvid is a recipe, not the folder of a run: give its weights" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_ends_like_another(tmp_path: Path, monkeypatch) -> None:
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(tmp_path: Path, monkeypatch) -> None:
     write_pairs(tmp_path / "data")
     config = quick(tmp_path / "data")
     train_segmentation(config, tmp_path / "whole", quiet=True)
@@ -257,36 +255,8 @@ def test_other_classes_than_the_networks_are_refused(tmp_path: Path, capsys) -> 
     assert "evaluate it on data of its own classes" in capsys.readouterr().err
 
 
-def test_a_figure_stands_beside_the_weights_that_it_is_of(tmp_path: Path) -> None:
-    paper_run = RECIPES["ade20k"]()
-    convformer, other = (
-        replace(paper_run.model, backbone=f"convformer_s18.{tag}") for tag in ("sail_in1k", "sail_in22k")
-    )
-    assert paper_figure(paper_run) == 50.6
-    assert paper_figure(RECIPES["ade20k_apolynext"]()) == 49.9
-    assert paper_figure(replace(paper_run, model=convformer)) == 48.6
-    scratch = replace(paper_run.model, pretrained=False)
-    for model in (other, scratch, replace(paper_run.model, width=64)):
-        assert paper_figure(replace(paper_run, model=model)) is None
-    assert paper_figure(RECIPES["camvid"]()) is None
-    save_file({"decode_head.x": torch.zeros(1)}, tmp_path / "uper.safetensors")
-    assert paper_figure(replace(paper_run, model=scratch), tmp_path / "uper.safetensors") == 50.6
-
-    learned, file = recipe("cpolynext_small"), tmp_path / "best.safetensors"
-    from_a_run = replace(paper_run, model=replace(paper_run.model, backbone_weights=file))
-    tuned = replace(learned, model=replace(learned.model, pretrained=True))
-    for config, figure in ((learned, 50.6), (tuned, None)):
-        save_file({"x": torch.zeros(1)}, file, metadata={"config": to_yaml(config)})
-        assert paper_figure(from_a_run) == figure
-
-
-def test_recipes_survive_yaml() -> None:
-    for make in RECIPES.values():
-        assert from_yaml(to_yaml(make()), kind=SegmentationConfig) == make()
-
-
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["segment", "train", "nothing"], "there is no segmentation recipe 'nothing'"),
         (["segment", "train", "camvid", "--data.root", "absent"], "there is no camvid at absent"),
@@ -304,6 +274,6 @@ def test_recipes_survive_yaml() -> None:
         (["segment", "dance"], "there is no command 'dance'"),
     ],
 )
-def test_mistakes(arguments: list[str], sentence: str, capsys) -> None:
+def test_mistakes(arguments: list[str], message: str, capsys) -> None:
     assert main(arguments) == 2
-    assert sentence in capsys.readouterr().err
+    assert message in capsys.readouterr().err

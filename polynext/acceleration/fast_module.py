@@ -1,6 +1,7 @@
-"""How a module gets another form: its class is replaced by a subclass of the same weights that computes the same.
+"""Replacing a module's implementation: its class becomes a subclass with the same weights and the same results.
 
-A form is applied from outside, in place, and can be taken back; the state dict, hooks and `isinstance` do not notice.
+The replacement is applied from outside, in place, and can be undone. The state dict, hooks and `isinstance` checks do
+not change.
 """
 
 from collections.abc import Iterable
@@ -14,24 +15,24 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from polynext.errors import PolyNeXtError
 
 
-class Form(nn.Module):
-    """Another form of the module class `plain`: `fast` computes what the plain `forward` does.
+class FastModule(nn.Module):
+    """Another implementation of the module class `plain`: `fast` returns what the plain `forward` does.
 
-    Whatever records operations (tracing, exporting, `torch.func`) sees the plain module.
+    Tracing, exporting and `torch.func` use the plain `forward`.
     """
 
     plain: ClassVar[type[nn.Module]]
 
     @classmethod
-    def fits(cls, module: nn.Module) -> bool:
-        """Whether a plain module can have this form."""
+    def supports(cls, module: nn.Module) -> bool:
+        """Whether this class can implement a plain module."""
         return True
 
     def fast(self, *inputs: Any) -> Any:
         return self.plain.forward(self, *inputs)
 
     def forward(self, *inputs: Any) -> Any:
-        return self.plain.forward(self, *inputs) if is_recorded() else self.fast(*inputs)
+        return self.plain.forward(self, *inputs) if needs_plain_operations() else self.fast(*inputs)
 
     def __prepare_scriptable__(self) -> nn.Module:
         raise PolyNeXtError(
@@ -41,7 +42,7 @@ class Form(nn.Module):
 
 
 class SavedContiguous(nn.Module):
-    """A module whose state dict has contiguous tensors, whatever the order in memory: safetensors takes no others."""
+    """A module whose state dict has contiguous tensors, as safetensors requires, whatever their order in memory."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -50,8 +51,8 @@ class SavedContiguous(nn.Module):
                 destination[name] = value.contiguous()
 
 
-def is_recorded() -> bool:
-    """Whether operations are recorded as PyTorch's own, or transformed by `torch.func` or forward-mode derivatives."""
+def needs_plain_operations() -> bool:
+    """True while tracing, exporting, or differentiating by `torch.func` or in forward mode."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     if torch.jit.is_tracing() or is_fx_symbolic_tracing():
@@ -59,24 +60,20 @@ def is_recorded() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def plain_class(module: nn.Module) -> type[nn.Module]:
-    return module.plain if isinstance(module, Form) else type(module)
-
-
-def apply_forms(model: nn.Module, forms: Iterable[type[Form]]) -> None:
-    """Gives these forms to all modules of exactly the classes that they are for."""
-    by_class = {form.plain: form for form in forms}
+def replace_implementations(model: nn.Module, classes: Iterable[type[FastModule]]) -> None:
+    """Gives these classes to all modules of exactly the plain classes that they implement."""
+    by_plain = {fast.plain: fast for fast in classes}
     for module in model.modules():
-        form = by_class.get(plain_class(module))
-        if form is not None and form.fits(module):
-            module.__class__ = form
+        fast = by_plain.get(module.plain if isinstance(module, FastModule) else type(module))
+        if fast is not None and fast.supports(module):
+            module.__class__ = fast
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Takes every form back, in place: the plain network, which can be scripted, traced and exported."""
+    """Undoes `accelerate`, `save_memory` and `compile`, in place: the plain network can be scripted and exported."""
     for module in list(model.modules()):
-        module.__dict__.pop("_compiled_call_impl", None)  # left by nn.Module.compile
-        if isinstance(module, Form):
+        module.__dict__.pop("_compiled_call_impl", None)  # set by nn.Module.compile
+        if isinstance(module, FastModule):
             for name in vars(type(module)).get("state", ()):
                 module.__dict__.pop(name, None)
                 module._modules.pop(name, None)
