@@ -23,9 +23,9 @@ import torch
 from torch import nn
 
 import polynext
-from polynext.cli.table import table
 from polynext.experiments.speed.timing import Timing
 from polynext.memory import keep_freed_memory
+from polynext.tables import table
 
 FORMS = ("eager", "stacks", "whole")
 

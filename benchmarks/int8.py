@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 import polynext
 from polynext.acceleration import accelerate, linear_form
-from polynext.cli.table import table
 from polynext.export import export, load
 from polynext.memory import keep_freed_memory
+from polynext.tables import table
 
 Network = Callable[[Tensor], Tensor]
 

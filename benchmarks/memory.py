@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from polynext.acceleration import compile, save_memory
-from polynext.cli.table import table
 from polynext.experiments.speed.timing import Timing
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
 from polynext.segmentation.upernet import UPerNet
+from polynext.tables import table
 
 DEFAULT = (
     "cpolynext_small:plain", "cpolynext_small:lean", "cpolynext_small:least", "convformer_s18:plain",

@@ -14,12 +14,12 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from polynext.cli.table import table
 from polynext.experiments.speed.timing import Timing
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
 from polynext.models.costs import count_macs, count_parameters
 from polynext.segmentation.task import pixel_loss
 from polynext.segmentation.upernet import UPerNet
+from polynext.tables import table
 
 CLASSES = 150
 

@@ -15,12 +15,12 @@ import timm
 import torch
 
 from polynext.acceleration import restore
-from polynext.cli.table import table
 from polynext.experiments.speed.candidates import Candidate, Setting, input_size, prepare
 from polynext.experiments.speed.timing import Timing, turn
 from polynext.memory import keep_freed_memory
 from polynext.models import is_polynext
 from polynext.models.costs import count_macs
+from polynext.tables import table
 
 MATRIX = 2048
 

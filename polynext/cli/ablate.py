@@ -9,13 +9,13 @@ from typing import Annotated
 import tyro
 
 from polynext.cli.sweeps import train_all
-from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
 from polynext.experiments.ablation.report import HEADER, collect, draw, paper_difference, table_rows, to_json
 from polynext.experiments.ablation.rows import ROWS, TABLES, obstacle
 from polynext.experiments.ablation.sweep import AblationSweep, all_trials
 from polynext.experiments.sweep import Trial
 from polynext.models import is_polynext
+from polynext.tables import table
 from polynext.training.diagnostics import draw_diagnostics
 from polynext.training.folder import RunFolder
 

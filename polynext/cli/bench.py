@@ -14,13 +14,13 @@ from tqdm import tqdm
 
 import polynext
 from polynext import paper
-from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.experiments.speed import resuming
 from polynext.experiments.speed.candidates import Candidate, Setting
 from polynext.experiments.speed.figures import draw, leaders, require_picture
 from polynext.experiments.speed.timing import Measurement, Timing, measure
 from polynext.files import require_place
+from polynext.tables import gigamacs, table
 
 DEFAULT_MODELS = ("cpolynext_tiny", "apolynext_tiny", "monet_tiny", "convformer_s18", "caformer_s18")
 PAPER_REFERENCE = "ConvFormer-S18"

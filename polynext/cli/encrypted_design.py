@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from polynext.cli.sweeps import train_all
-from polynext.cli.table import table
 from polynext.errors import require_at_least
 from polynext.experiments.architectures.report import (
     HEADER,
@@ -18,6 +17,7 @@ from polynext.experiments.architectures.report import (
     to_json,
 )
 from polynext.experiments.architectures.sweep import DESIGNS, DesignSweep, design_trials, forget_plans
+from polynext.tables import table
 
 
 def main(

@@ -12,13 +12,13 @@ import timm
 import tyro
 from tqdm import tqdm
 
-from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError
 from polynext.experiments.speed.figures import draw
 from polynext.models import list_models
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.registry import KINDS, Kind
 from polynext.paper import accuracies
+from polynext.tables import gigamacs, table
 
 CLEAN_DATA = ("imagenet", "cifar10", "svhn", "tiny-imagenet")
 

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from polynext.cli.table import table
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.experiments.reproduction import TABLES, Results, Setup, reproduce
 from polynext.experiments.reproduction.places import require_data
 from polynext.experiments.reproduction.report import markdown
 from polynext.files import require_place
 from polynext.models import check_model
+from polynext.tables import table
 from polynext.training.stopping import termination_as_interrupt
 
 

@@ -18,6 +18,7 @@ from polynext.circuit.degree import is_polynomial
 from polynext.cli import main
 from polynext.cli.ablate import rows_of
 from polynext.errors import PolyNeXtError
+from polynext.experiments import sweep as sweep_module
 from polynext.experiments.ablation.baselines import FAMILIES, baselines, costs
 from polynext.experiments.ablation.report import Outcome, collect, draw, remark, table_rows, to_json
 from polynext.experiments.ablation.rows import ROWS, TABLES, obstacle
@@ -41,7 +42,6 @@ from polynext.nn import (
 )
 from polynext.runs import load_run
 from polynext.training import build_model
-from polynext.training import sweep as sweep_module
 
 DIGITS = baselines("digits")
 # The digits' baselines start with falling scales themselves.
