@@ -1,13 +1,12 @@
-"""Every row of the paper's ablation tables, and a few more, as a change to a baseline's config. `ROWS` lists them all.
+"""The rows of the paper's ablation tables, and further rows, as changes of a baseline's config. `ROWS` lists all.
 
-A row changes the network by naming one of the model's variants (`polynext.models.variants`), or the recipe, or both.
+A row changes the network by the name of a variant (`polynext.models.variants`), the recipe, or both.
 """
 
 import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from polynext.errors import PolyNeXtError
 from polynext.experiments.ablation.baselines import baselines
@@ -16,23 +15,30 @@ from polynext.models import VARIANTS
 from polynext.recipes import recipe
 from polynext.training import TrainConfig, build_model
 
-Table = Literal["modules", "stabilisation", "recipes", "dropin", "further"]
 Change = Callable[[TrainConfig], TrainConfig]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One ablation: what it changes in the baseline of its family."""
+    """One ablation.
+
+    Attributes:
+        name: the row's name in commands and reports.
+        table: the ablation table that it belongs to.
+        family: the baseline that it changes.
+        what: a short description of the change.
+        change: returns the changed config.
+    """
 
     name: str
-    table: Table
+    table: str
     family: str
     what: str
     change: Change
 
 
-def variant_row(table: Table, family: str, variant: str, name: str = "", then: Change | None = None) -> Row:
-    """A row that changes the network, and the recipe if there is a `then`."""
+def variant_row(table: str, family: str, variant: str, name: str = "", then: Change | None = None) -> Row:
+    """A row that changes the network to a variant; `then` changes the recipe too."""
 
     def change(train: TrainConfig) -> TrainConfig:
         changed = replace(train, model=replace(train.model, variant=variant))
@@ -41,17 +47,17 @@ def variant_row(table: Table, family: str, variant: str, name: str = "", then: C
     return Row(name or variant, table, family, VARIANTS[variant].what, change)
 
 
-def variant_rows(table: Table, family: str, variants: Iterable[str]) -> list[Row]:
+def variant_rows(table: str, family: str, variants: Iterable[str]) -> list[Row]:
     return [variant_row(table, family, variant) for variant in variants]
 
 
 def with_warmup(train: TrainConfig) -> TrainConfig:
-    """At least a sixtieth of the run (five epochs of 300) as warmup."""
+    """Makes the warmup at least a sixtieth of the run: five epochs of 300."""
     epochs = max(train.schedule.warmup_epochs, math.ceil(train.epochs / 60))
     return replace(train, schedule=replace(train.schedule, warmup_epochs=epochs))
 
 
-# Table 3. The MLP with GELU needs a warmup (the paper's footnote).
+# Table 3. The MLP with GELU needs a warmup, as the table's footnote says.
 MODULES = [
     replace(
         variant_row("modules", "cpolynext", "mlp-gelu", then=with_warmup), what="PolyMLP -> MLP+GELU, post-norm, warmup"
@@ -87,15 +93,15 @@ DROPIN = [
 
 
 def constant_dropout(train: TrainConfig) -> TrainConfig:
-    """From the first epoch on, where the paper saw losses that are no numbers (Appendix C.3).
+    """The full head dropout from the first epoch on. The paper's losses became NaN with it (Appendix C.3).
 
-    As much as in the baseline; as CPolyNeXt-S on ImageNet has where that has none.
+    The rate is the baseline's, or CPolyNeXt-S's if the baseline has no dropout.
     """
     dropout = train.model.dropout or recipe("cpolynext_small").model.dropout
     return replace(train, model=replace(train.model, dropout=dropout, dropout_rises=False))
 
 
-# What a reader may ask further; the paper has no figures for these.
+# Ablations that are not in the paper's tables.
 FURTHER = [
     *variant_rows(
         "further",
@@ -108,13 +114,15 @@ FURTHER = [
 ]
 
 
-# Cross-recipe (Table 5). Optimiser: with its rate, batch, decay, clipping and warmup. Regularisation: everything else.
+# Cross-recipe (Table 5). The optimiser includes learning rate, batch, decay, clipping and warmup. Everything else is
+# regularisation.
+CONVFORMER, OURS, OURS_A = "convformer_s18", "cpolynext_small", "apolynext_small"
 
 
 def optimizer_of(source: str) -> Change:
     def change(train: TrainConfig) -> TrainConfig:
         theirs = shortened(recipe(source), train.epochs)
-        if train.data.name == theirs.data.name:  # a rate goes with its batch, at its own scale
+        if train.data.name == theirs.data.name:  # a learning rate belongs to its batch size
             train = replace(train, batch_size=theirs.batch_size, micro_batch=theirs.micro_batch)
         return replace(train, optimizer=theirs.optimizer, schedule=theirs.schedule)
 
@@ -134,46 +142,43 @@ def recipe_of(source: str) -> Change:
     return lambda train: regularisation_of(source)(optimizer_of(source)(train))
 
 
-def recipe_rows(family: str, *entries: tuple[str, str, Change]) -> list[Row]:
-    return [Row(name, "recipes", family, what, change) for name, what, change in entries]
-
-
 RECIPES = [
-    *recipe_rows(
-        "cpolynext-s",
-        ("cpolynext-convformer-optimizer", "CPolyNeXt, ConvFormer's optimiser", optimizer_of("convformer_s18")),
-    ),
-    *recipe_rows(
-        "apolynext-s",
-        ("apolynext-convformer-optimizer", "APolyNeXt, ConvFormer's optimiser", optimizer_of("convformer_s18")),
-    ),
-    *recipe_rows(
-        "convformer",
-        ("convformer-our-optimizer", "ConvFormer-S18, our optimiser", optimizer_of("cpolynext_small")),
-        ("convformer-our-regularisation", "ConvFormer-S18, our regularisation", regularisation_of("cpolynext_small")),
-        ("convformer-our-recipe", "ConvFormer-S18, our full recipe", recipe_of("cpolynext_small")),
-    ),
-    *recipe_rows(
-        "caformer",
-        ("caformer-our-optimizer", "CAFormer-S18, our optimiser", optimizer_of("apolynext_small")),
-        ("caformer-our-regularisation", "CAFormer-S18, our regularisation", regularisation_of("apolynext_small")),
-        ("caformer-our-recipe", "CAFormer-S18, our full recipe", recipe_of("apolynext_small")),
-    ),
+    Row(name, "recipes", family, what, change)
+    for family, name, what, change in (
+        (
+            "cpolynext-s",
+            "cpolynext-convformer-optimizer",
+            "CPolyNeXt, ConvFormer's optimiser",
+            optimizer_of(CONVFORMER),
+        ),
+        (
+            "apolynext-s",
+            "apolynext-convformer-optimizer",
+            "APolyNeXt, ConvFormer's optimiser",
+            optimizer_of(CONVFORMER),
+        ),
+        ("convformer", "convformer-our-optimizer", "ConvFormer-S18, our optimiser", optimizer_of(OURS)),
+        ("convformer", "convformer-our-regularisation", "ConvFormer-S18, our regularisation", regularisation_of(OURS)),
+        ("convformer", "convformer-our-recipe", "ConvFormer-S18, our full recipe", recipe_of(OURS)),
+        ("caformer", "caformer-our-optimizer", "CAFormer-S18, our optimiser", optimizer_of(OURS_A)),
+        ("caformer", "caformer-our-regularisation", "CAFormer-S18, our regularisation", regularisation_of(OURS_A)),
+        ("caformer", "caformer-our-recipe", "CAFormer-S18, our full recipe", recipe_of(OURS_A)),
+    )
 ]
 
-TABLES: dict[str, list[Row]] = {
+ABLATION_TABLES: dict[str, list[Row]] = {
     "modules": MODULES,
     "stabilisation": STABILISATION,
     "recipes": RECIPES,
     "dropin": DROPIN,
     "further": FURTHER,
 }
-ROWS: dict[str, Row] = {row.name: row for table in TABLES.values() for row in table}
+ROWS: dict[str, Row] = {row.name: row for table in ABLATION_TABLES.values() for row in table}
 
 
 @functools.cache
 def obstacle(name: str, scale: str) -> str | None:
-    """Why a row makes no sense at a scale, if so: its network cannot be changed so, or is so already."""
+    """Why a row cannot be trained at a scale: its variant does not apply, or changes nothing. None if it can."""
     row = ROWS[name]
     train = row.change(baselines(scale)[row.family])
     if not train.model.variant:
