@@ -3,7 +3,7 @@
     python benchmarks/segmentation.py
 
 Each network runs in its own process; the networks take turns, round after round. The output shows medians and the
-interquartile range relative to them. Memory is the peak of the first call above the memory before the network was built.
+interquartile range relative to them. Memory is the peak of the first call above the memory before building the network.
 """
 
 import argparse
