@@ -55,7 +55,7 @@ def main(
     require_at_least(0, budget=setup.budget, images=setup.images, workers=setup.workers)
     for name, path in setup.data.items():
         require_data(name, path)
-    require_place(setup.out / "results" / "experiments.json")
+    require_place(setup.out / "results" / "log")
     try:
         with termination_as_interrupt():
             results = Results(setup.out)

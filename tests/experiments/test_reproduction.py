@@ -303,9 +303,8 @@ def test_an_interrupted_reproduction_saves_and_resumes(tmp_path: Path) -> None:
 def test_a_result_of_another_call_is_not_used(tmp_path: Path) -> None:
     results = Results(tmp_path)
     results.folder.mkdir()
-    (results.folder / "x.json").write_text("{}")
-    (results.folder / "experiments.json").write_text(json.dumps({"x": "small(number='a')"}))
-    assert results.read(Experiment("x", small, {"number": "a"})) == {}
+    (results.folder / "x.json").write_text(json.dumps({"size": 1, "call": "small(number='a')"}))
+    assert results.read(Experiment("x", small, {"number": "a"}))["size"] == 1
     assert results.read(Experiment("x", small, {"number": "b"})) is None
 
 

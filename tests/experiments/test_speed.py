@@ -188,27 +188,29 @@ def test_the_fastest_model_of_each_accuracy_is_named() -> None:
 
 def test_parts_are_scaled_by_their_reference_and_resume(monkeypatch, tmp_path) -> None:
     """The machine has half its speed during the second part."""
-    slowness = iter([1.0, 2.0, 3.0])
-    seconds = {"convformer_s18": 1.0, "cpolynext_small": 2.0, "cpolynext_tiny": 0.5}
+    speeds = {"convformer_s18": 1.0, "cpolynext_small": 0.5, "cpolynext_tiny": 2.0}
+    slowness, measured = [1.0, 2.0], []
 
     def measure(candidates, setting, rounds, memory, progress, latency):
-        pace = next(slowness)
-        return [Measurement(c, 1, 1, Timing([pace * seconds[c.model]] * rounds), None, 8) for c in candidates]
+        if not slowness:
+            raise KeyboardInterrupt
+        pace = slowness.pop(0)
+        measured.append([c.model for c in candidates])
+        return [Measurement(c, 1, 1, Timing([pace / speeds[c.model]] * rounds), None, 8) for c in candidates]
 
     monkeypatch.setattr(paper_table, "measure", measure)
-    reference, *others = (Candidate(name, "eager") for name in seconds)
-    groups, setting, path = [[reference], *([one] for one in others)], Setting("cpu", 8), tmp_path / "paper.json"
-    under_way = paper_table.measure_in_parts(reference, groups, setting, 3, memory=False)
-    paper_table.write_parts(path, {"batch": 8}, [next(under_way), next(under_way)])
-    found = paper_table.read_parts(path, {"batch": 8})
-    rest = list(paper_table.measure_in_parts(reference, groups, setting, 3, memory=False, done=found))
-    assert [[m.candidate for m in part] for part in rest] == [[reference, others[1]]]
-    speeds = {m.candidate.model: m.throughput for m in paper_table.joined([*found, *rest])}
-    reference_speed = speeds.pop("convformer_s18")
-    assert speeds["cpolynext_small"] == pytest.approx(reference_speed / 2)
-    assert speeds["cpolynext_tiny"] == pytest.approx(reference_speed * 2)
+    monkeypatch.setattr(paper_table, "paper_models", lambda: list(speeds))
+    setting, out = Setting("cpu", 8), tmp_path / "paper.json"
+    with pytest.raises(KeyboardInterrupt):
+        paper_table.measure_paper_models(["eager"], setting, rounds=3, memory=False, out=out)
+    slowness.append(3.0)
+    found = paper_table.measure_paper_models(["eager"], setting, rounds=3, memory=False, out=out)
+    assert measured == [["convformer_s18"], ["convformer_s18", "cpolynext_small"], ["convformer_s18", "cpolynext_tiny"]]
+    reference, *others = found
+    ratios = {m.candidate.model: m.throughput / reference.throughput for m in others}
+    assert ratios == {"cpolynext_small": pytest.approx(0.5), "cpolynext_tiny": pytest.approx(2.0)}
     with pytest.raises(PolyNeXtError, match="has measurements with another batch"):
-        paper_table.read_parts(path, {"batch": 16})
+        paper_table.measure_paper_models(["eager"], Setting("cpu", 16), out=out)
 
 
 def test_the_scaling_figure_has_every_family() -> None:

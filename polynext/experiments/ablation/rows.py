@@ -5,7 +5,7 @@ A row changes the network by the name of a variant (`polynext.models.variants`),
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from polynext.errors import PolyNeXtError
@@ -20,15 +20,7 @@ Change = Callable[[TrainConfig], TrainConfig]
 
 @dataclass(frozen=True)
 class Row:
-    """One ablation.
-
-    Attributes:
-        name: the row's name in commands and reports.
-        table: the ablation table that it belongs to.
-        family: the baseline that it changes.
-        what: a short description of the change.
-        change: returns the changed config.
-    """
+    """One ablation: `change` turns the config of the baseline `family` into the row's; `what` describes it in words."""
 
     name: str
     table: str
@@ -37,59 +29,18 @@ class Row:
     change: Change
 
 
-def variant_row(table: str, family: str, variant: str, name: str = "", then: Change | None = None) -> Row:
-    """A row that changes the network to a variant; `then` changes the recipe too."""
-
-    def change(train: TrainConfig) -> TrainConfig:
-        changed = replace(train, model=replace(train.model, variant=variant))
-        return then(changed) if then else changed
-
-    return Row(name or variant, table, family, VARIANTS[variant].what, change)
+def to_variant(variant: str) -> Change:
+    return lambda train: replace(train, model=replace(train.model, variant=variant))
 
 
-def variant_rows(table: str, family: str, variants: Iterable[str]) -> list[Row]:
-    return [variant_row(table, family, variant) for variant in variants]
+def variant_rows(table: str, family: str, *variants: str) -> list[Row]:
+    return [Row(variant, table, family, VARIANTS[variant].what, to_variant(variant)) for variant in variants]
 
 
-def with_warmup(train: TrainConfig) -> TrainConfig:
-    """Makes the warmup at least a sixtieth of the run: five epochs of 300."""
+def gelu_with_warmup(train: TrainConfig) -> TrainConfig:
+    """The MLP with GELU and a warmup of at least a sixtieth of the run: five epochs of 300."""
     epochs = max(train.schedule.warmup_epochs, math.ceil(train.epochs / 60))
-    return replace(train, schedule=replace(train.schedule, warmup_epochs=epochs))
-
-
-# Table 3. The MLP with GELU needs a warmup, as the table's footnote says.
-MODULES = [
-    replace(
-        variant_row("modules", "cpolynext", "mlp-gelu", then=with_warmup), what="PolyMLP -> MLP+GELU, post-norm, warmup"
-    ),
-    *variant_rows(
-        "modules",
-        "cpolynext",
-        ("sepconv-gelu", "gelu-one-branch", "gelu-after-product", "gelu-both-branches", "fine-only", "addition"),
-    ),
-    *variant_rows(
-        "modules",
-        "apolynext",
-        ("attention-mlp-gelu", "standard-attention", "softmax-kernel", "degree-3", "degree-5"),
-    ),
-]
-
-# Table 4
-STABILISATION = variant_rows(
-    "stabilisation",
-    "cpolynext",
-    ("learnable-scale", "layerscale-small", "layerscale-one", "single-input", "no-cell-norm", "wider-2", "wider-1"),
-)
-
-# Section 4.3
-DROPIN = [
-    replace(variant_row("dropin", "caformer", variant, name=f"caformer-{variant}"), what=f"CAFormer-S18, {what}")
-    for variant, what in (
-        ("polyconv", "convolutions -> PolyConv"),
-        ("polyattn", "attention -> PolyAttn"),
-        ("poly", "both"),
-    )
-]
+    return to_variant("mlp-gelu")(replace(train, schedule=replace(train.schedule, warmup_epochs=epochs)))
 
 
 def constant_dropout(train: TrainConfig) -> TrainConfig:
@@ -101,25 +52,9 @@ def constant_dropout(train: TrainConfig) -> TrainConfig:
     return replace(train, model=replace(train.model, dropout=dropout, dropout_rises=False))
 
 
-# Ablations that are not in the paper's tables.
-FURTHER = [
-    *variant_rows(
-        "further",
-        "cpolynext",
-        ("no-flip", "no-dilation", "scales-half", "scales-falling", "scales-halving", "position-norm"),
-    ),
-    *variant_rows("further", "apolynext", ("degree-2", "degree-6")),
-    variant_row("further", "apolynext", "position-norm", name="attention-position-norm"),
-    Row("constant-dropout", "further", "cpolynext-s", "head dropout constant, not rising", constant_dropout),
-]
-
-
-# Cross-recipe (Table 5). The optimiser includes learning rate, batch, decay, clipping and warmup. Everything else is
-# regularisation.
-CONVFORMER, OURS, OURS_A = "convformer_s18", "cpolynext_small", "apolynext_small"
-
-
 def optimizer_of(source: str) -> Change:
+    """Takes another recipe's optimiser, with its learning rate, batch, decay, clipping and warmup."""
+
     def change(train: TrainConfig) -> TrainConfig:
         theirs = shortened(recipe(source), train.epochs)
         if train.data.name == theirs.data.name:  # a learning rate belongs to its batch size
@@ -130,6 +65,8 @@ def optimizer_of(source: str) -> Change:
 
 
 def regularisation_of(source: str) -> Change:
+    """Takes everything but the optimiser from another recipe."""
+
     def change(train: TrainConfig) -> TrainConfig:
         theirs = recipe(source)
         model = replace(train.model, drop_path=theirs.model.drop_path, dropout=theirs.model.dropout)
@@ -142,28 +79,56 @@ def recipe_of(source: str) -> Change:
     return lambda train: regularisation_of(source)(optimizer_of(source)(train))
 
 
+# Table 3. The MLP with GELU needs a warmup, as the table's footnote says.
+MODULES = [
+    Row("mlp-gelu", "modules", "cpolynext", "PolyMLP -> MLP+GELU, post-norm, warmup", gelu_with_warmup),
+    *variant_rows("modules", "cpolynext", "sepconv-gelu", "gelu-one-branch", "gelu-after-product"),
+    *variant_rows("modules", "cpolynext", "gelu-both-branches", "fine-only", "addition"),
+    *variant_rows("modules", "apolynext", "attention-mlp-gelu", "standard-attention", "softmax-kernel"),
+    *variant_rows("modules", "apolynext", "degree-3", "degree-5"),
+]
+
+# Table 4
+STABILISATION = [
+    *variant_rows("stabilisation", "cpolynext", "learnable-scale", "layerscale-small", "layerscale-one"),
+    *variant_rows("stabilisation", "cpolynext", "single-input", "no-cell-norm", "wider-2", "wider-1"),
+]
+
+# Table 5
+CONVFORMERS = optimizer_of("convformer_s18")
 RECIPES = [
-    Row(name, "recipes", family, what, change)
-    for family, name, what, change in (
-        (
-            "cpolynext-s",
-            "cpolynext-convformer-optimizer",
-            "CPolyNeXt, ConvFormer's optimiser",
-            optimizer_of(CONVFORMER),
-        ),
-        (
-            "apolynext-s",
-            "apolynext-convformer-optimizer",
-            "APolyNeXt, ConvFormer's optimiser",
-            optimizer_of(CONVFORMER),
-        ),
-        ("convformer", "convformer-our-optimizer", "ConvFormer-S18, our optimiser", optimizer_of(OURS)),
-        ("convformer", "convformer-our-regularisation", "ConvFormer-S18, our regularisation", regularisation_of(OURS)),
-        ("convformer", "convformer-our-recipe", "ConvFormer-S18, our full recipe", recipe_of(OURS)),
-        ("caformer", "caformer-our-optimizer", "CAFormer-S18, our optimiser", optimizer_of(OURS_A)),
-        ("caformer", "caformer-our-regularisation", "CAFormer-S18, our regularisation", regularisation_of(OURS_A)),
-        ("caformer", "caformer-our-recipe", "CAFormer-S18, our full recipe", recipe_of(OURS_A)),
+    Row(f"{family}-convformer-optimizer", "recipes", f"{family}-s", f"{model}, ConvFormer's optimiser", CONVFORMERS)
+    for family, model in (("cpolynext", "CPolyNeXt"), ("apolynext", "APolyNeXt"))
+] + [
+    Row(f"{family}-our-{part}", "recipes", family, f"{model}, our {words}", change(ours))
+    for family, model, ours in (
+        ("convformer", "ConvFormer-S18", "cpolynext_small"),
+        ("caformer", "CAFormer-S18", "apolynext_small"),
     )
+    for part, words, change in (
+        ("optimizer", "optimiser", optimizer_of),
+        ("regularisation", "regularisation", regularisation_of),
+        ("recipe", "full recipe", recipe_of),
+    )
+]
+
+# Section 4.3
+DROPIN = [
+    Row(f"caformer-{variant}", "dropin", "caformer", f"CAFormer-S18, {what}", to_variant(variant))
+    for variant, what in (
+        ("polyconv", "convolutions -> PolyConv"),
+        ("polyattn", "attention -> PolyAttn"),
+        ("poly", "both"),
+    )
+]
+
+# Ablations that are not in the paper's tables.
+FURTHER = [
+    *variant_rows("further", "cpolynext", "no-flip", "no-dilation", "scales-half", "scales-falling", "scales-halving"),
+    *variant_rows("further", "cpolynext", "position-norm"),
+    *variant_rows("further", "apolynext", "degree-2", "degree-6"),
+    replace(*variant_rows("further", "apolynext", "position-norm"), name="attention-position-norm"),
+    Row("constant-dropout", "further", "cpolynext-s", "head dropout constant, not rising", constant_dropout),
 ]
 
 ABLATION_TABLES: dict[str, list[Row]] = {

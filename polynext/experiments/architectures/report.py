@@ -61,28 +61,30 @@ class ArchitectureResult:
 
 def collect(sweep: Sweep, trials: Sequence[Trial], out: Path) -> list[ArchitectureResult]:
     """Reads the results of a sweep."""
-    return [read_result(sweep, trial, out) for trial in trials]
-
-
-def read_result(sweep: Sweep, trial: Trial, out: Path) -> ArchitectureResult:
-    config = sweep.config(trial.name)
-    size = config.data.preprocessing.input_size
-    model: Any = build_model(config, 10, device="meta")
-    stages, side = model.config.stages, size[-1] // model.config.stem_stride
-    result = trial.result(out) or {"error": "not trained yet"}
-    diverged = f"its training diverged at step {result['diverged']}" if "diverged" in result else ""
-    return ArchitectureResult(
-        trial.name,
-        config.model.variant,
-        ", ".join(f"{stage.width} at {side >> i}x{side >> i}" for i, stage in enumerate(stages)),
-        sum(stage.cells * stage.stacks for stage in stages),
-        count_parameters(model),
-        count_macs(model, size),
-        result.get("accuracy"),
+    results = []
+    for trial in trials:
+        config = sweep.config(trial.name)
+        size = config.data.preprocessing.input_size
+        model: Any = build_model(config, 10, device="meta")
+        stages, side = model.config.stages, size[-1] // model.config.stem_stride
+        result = trial.result(out) or {"error": "not trained yet"}
+        diverged = f"its training diverged at step {result['diverged']}" if "diverged" in result else ""
         # Version 0.3 called the cost estimate a bill.
-        tuple({"cost" if key == "bill" else key: plan[key] for key in plan} for plan in result.get("plans", ())),
-        result.get("error", diverged),
-    )
+        plans = [{"cost" if key == "bill" else key: plan[key] for key in plan} for plan in result.get("plans", ())]
+        results.append(
+            ArchitectureResult(
+                trial.name,
+                config.model.variant,
+                ", ".join(f"{stage.width} at {side >> i}x{side >> i}" for i, stage in enumerate(stages)),
+                sum(stage.cells * stage.stacks for stage in stages),
+                count_parameters(model),
+                count_macs(model, size),
+                result.get("accuracy"),
+                tuple(plans),
+                result.get("error", diverged),
+            )
+        )
+    return results
 
 
 def points(results: Sequence[ArchitectureResult]) -> list[tuple[float, float, ArchitectureResult]]:

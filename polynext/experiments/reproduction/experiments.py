@@ -1,8 +1,7 @@
 """Experiments: function calls, each in a fresh process, with stored results.
 
-    OUT/results/NAME.json         an experiment's result
-    OUT/results/NAME.log          its output
-    OUT/results/experiments.json  the call behind each result
+    OUT/results/NAME.json  an experiment's result, and the call behind it
+    OUT/results/NAME.log   its output
 
 An experiment with a result of the same call is not repeated. An interrupted one resumes from what its function stored.
 """
@@ -64,16 +63,11 @@ class Results:
         """The path of an experiment's result or log."""
         return self.folder / f"{experiment.name}.{ending}"
 
-    def calls(self) -> dict[str, Any]:
-        """The call behind each result."""
-        file = self.folder / "experiments.json"
-        return json.loads(file.read_text()) if file.is_file() else {}
-
     def read(self, experiment: Experiment) -> dict[str, Any] | None:
         """The result of an experiment; None if there is none of the same call."""
         file = self.file(experiment)
-        same = self.calls().get(experiment.name) == experiment.call
-        return json.loads(file.read_text()) if same and file.is_file() else None
+        result = json.loads(file.read_text()) if file.is_file() else {}
+        return result if result.get("call") == experiment.call else None
 
     def find_hub(self) -> bool:
         """Whether the Hugging Face hub can be reached. If not, experiments do not wait for it."""
@@ -102,18 +96,13 @@ class Results:
             except KeyboardInterrupt:
                 os.kill(process_id, signal.SIGTERM)  # training saves its state first
                 raise
-        if message is not None:
-            return message
-        write_atomically(self.file(experiment), json.dumps(result, indent=2).encode())
-        calls = self.calls() | {experiment.name: experiment.call}
-        write_atomically(self.folder / "experiments.json", json.dumps(calls, indent=2).encode())
-        return None
+        if message is None:
+            write_atomically(self.file(experiment), json.dumps(result | {"call": experiment.call}, indent=2).encode())
+        return message
 
 
-def call(
-    function: Callable[..., dict[str, Any]], arguments: dict[str, Any]
-) -> tuple[dict[str, Any] | None, str | None]:
-    """Calls a function in an experiment's process. Returns its result, or an error message."""
+def call(function: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Calls a function in an experiment's process. Returns its result and, if it failed, an error message."""
     try:
         return function(**arguments), None
     except PolyNeXtError as error:
@@ -122,7 +111,7 @@ def call(
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}"
     print(message)
-    return None, message
+    return {}, message
 
 
 def redirect_output(log: Path) -> None:

@@ -23,6 +23,7 @@ from polynext.training.config import read_config
 # Data sets with a name of their own; folders and shards may hold any of them.
 NAMED = {"digits", "cifar10", "svhn", "tiny-imagenet", "imagenet", "ade20k", "camvid"}
 SEGMENTATION_RECIPES = {"CPolyNeXt-S": "ade20k", "APolyNeXt-S": "ade20k_apolynext"}  # with published weights
+SPEED_COLUMNS = ("memory (MB)", "images/s", f"ratio to {REFERENCE}")
 
 
 def main_results(setup: Setup) -> Entries:
@@ -229,28 +230,24 @@ def throughput(setup: Setup) -> Entries:
     published = {row["model"]: row for row in paper.rows("S4")}
     for model, row in published.items():
         yield from costs(row)
-        entry = partial(Entry, row=model, experiment=experiment)
-        unmeasured = "the memory of compiled networks is measured on GPUs only"
-        memory = printed(row["memory"])
-        yield entry(column="memory (MB)", printed=memory, read=partial(megabytes, model=model), unmeasured=unmeasured)
-        yield entry(column="images/s", printed=printed(row["throughput"]), read=partial(images, model=model))
         ratio = f"{row['throughput'] / published[REFERENCE]['throughput']:.2f}"
-        yield entry(column=f"ratio to {REFERENCE}", printed=ratio, read=partial(speed_ratio, model=model))
+        printed_figures = (printed(row["memory"]), printed(row["throughput"]), ratio)
+        for column, figure in zip(SPEED_COLUMNS, printed_figures, strict=True):
+            yield Entry(
+                row=model,
+                column=column,
+                printed=figure,
+                experiment=experiment,
+                read=partial(read_speed, model=model, column=column),
+                unmeasured="the memory of compiled networks is measured on GPUs only",
+            )
 
 
-def measurement(record: dict[str, Any], model: str) -> dict[str, Any]:
-    return next(m for m in record["measurements"] if m["model"] == paper.timm_name(model))
-
-
-def megabytes(record: dict[str, Any], model: str) -> str:
-    memory = measurement(record, model)["memory_bytes"]
-    return "" if memory is None else f"{memory / 2**20:.0f}"
-
-
-def images(record: dict[str, Any], model: str) -> str:
-    return f"{measurement(record, model)['images_per_second']:.4g}"
-
-
-def speed_ratio(record: dict[str, Any], model: str) -> str:
-    speed, other = (measurement(record, name)["images_per_second"] for name in (model, REFERENCE))
-    return f"{speed / other:.2f}"
+def read_speed(record: dict[str, Any], model: str, column: str) -> str:
+    """One of `SPEED_COLUMNS` from the result of `measure_speed`."""
+    measured = {m["model"]: m for m in record["measurements"]}
+    own, reference = (measured[str(paper.timm_name(name))] for name in (model, REFERENCE))
+    memory, speed = own["memory_bytes"], own["images_per_second"]
+    ratio = speed / reference["images_per_second"]
+    figures = ("" if memory is None else f"{memory / 2**20:.0f}", f"{speed:.4g}", f"{ratio:.2f}")
+    return figures[SPEED_COLUMNS.index(column)]

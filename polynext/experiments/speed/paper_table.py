@@ -6,7 +6,7 @@ machine was slow for a while, the reference was slow too.
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,36 +36,25 @@ def measure_paper_models(
     out: Path | None = None,
     progress: Progress = no_progress,
 ) -> list[Measurement]:
-    """Measures the throughput of all models of Table S4. Stores every part in `out`, and resumes from there."""
-    engine = "eager" if "eager" in engines else engines[0]
-    reference = Candidate(str(paper.timm_name(REFERENCE)), engine)
-    groups = [[Candidate(model, engine) for engine in engines] for model in paper_models()]
+    """Measures the throughput of all models of Table S4. Stores every part in `out`, and resumes from there.
+
+    Skips engines that cannot run a model.
+    """
+    reference = Candidate(str(paper.timm_name(REFERENCE)), "eager" if "eager" in engines else engines[0])
     settings = setting.describe()
     parts = read_parts(out, settings) if out else []
-    for part in measure_in_parts(reference, groups, setting, rounds, memory, progress, parts):
-        parts.append(part)
-        if out:
-            write_parts(out, settings, parts)
+    known = {m.candidate for part in parts for m in part}
+    for model in paper_models():
+        candidates = [Candidate(model, engine) for engine in engines]
+        new = [c for c in candidates if c not in known and c != reference and c.obstacle is None]
+        if new or not known:
+            of_memory = new if reference in known else [reference, *new]
+            part = measure([reference, *new], setting, rounds, of_memory if memory else (), progress, latency=False)
+            parts.append(part)
+            known |= {reference, *new}
+            if out:
+                write_parts(out, settings, parts)
     return joined(parts)
-
-
-def measure_in_parts(
-    reference: Candidate,
-    groups: Sequence[Sequence[Candidate]],
-    setting: Setting,
-    rounds: int,
-    memory: bool,
-    progress: Progress = no_progress,
-    done: Sequence[Part] = (),
-) -> Iterator[Part]:
-    """Measures each group beside the reference. Skips candidates that are in `done` or cannot run."""
-    known = {m.candidate for part in done for m in part}
-    for group in groups:
-        wanted = [c for c in group if c not in known and c != reference and c.obstacle is None]
-        if wanted or not known:
-            new = wanted if reference in known else [reference, *wanted]
-            yield measure([reference, *wanted], setting, rounds, new if memory else (), progress, latency=False)
-            known |= {reference, *wanted}
 
 
 def joined(parts: Sequence[Part]) -> list[Measurement]:
