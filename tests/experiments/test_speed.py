@@ -19,7 +19,6 @@ from polynext.experiments.speed import figures, paper_table, timing
 from polynext.experiments.speed.candidates import Candidate, Setting
 from polynext.experiments.speed.report import leaders, paper_comparison
 from polynext.experiments.speed.timing import Measurement, Timing, WorkloadProcess, take_turns
-from polynext.training.profile import Profile
 
 
 @given(st.lists(st.floats(1e-4, 1e3), min_size=2, max_size=20))
@@ -77,15 +76,6 @@ def test_each_measurement_uses_its_own_gpu(monkeypatch) -> None:
     timing.measure_memory(Candidate("cpolynext_nano", "eager"), Setting("cuda:1", batch_size=1))
     assert {name for name, _ in used} == {"synchronize", "reset_peak_memory_stats", "max_memory_allocated"}
     assert {device for _, device in used} == {"cuda:1"}
-
-
-def test_a_profile_counts_only_when_switched_on() -> None:
-    for enabled in (False, True):
-        profile = Profile(enabled)
-        with profile("forward"):
-            pass
-        assert list(profile.iterate("loader", [1, 2])) == [1, 2]
-        assert set(profile.seconds) == ({"forward", "loader"} if enabled else set())
 
 
 def test_bench_prints_json(capsys, tmp_path: Path) -> None:
