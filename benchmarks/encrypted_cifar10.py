@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from polynext.cli.table import table
 from polynext.encrypted import Client, Limits, Plan, Server, make_plan, save_server
 from polynext.encrypted.client import EVALUATION
 from polynext.encrypted.compiler.prepare import client_spec_for
 from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.memory import peak_memory
 from polynext.preprocessing import Preprocessing
+from polynext.tables import table
 
 # The server's process imports this file too, and its memory is measured, so torch is imported inside functions.
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from polynext.cli.table import table
 from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, shipped_server
 from polynext.encrypted.remote import connect
 from polynext.preprocessing import open_picture
+from polynext.tables import table
 from tests.service import browser
 from tests.service.conftest import Running
 

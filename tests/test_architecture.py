@@ -36,7 +36,7 @@ ALLOWED = {
         "encrypted", "encrypted.runtime", "encrypted.compiler",
     },
 }  # fmt: skip
-BASE = {"arrays", "distributed", "errors", "extras", "files", "memory", "paper", "preprocessing", "threads"}
+BASE = {"arrays", "distributed", "errors", "extras", "files", "memory", "paper", "preprocessing", "tables", "threads"}
 FRONT = {"__init__", "__main__", "cli"}  # may import everything
 THIRD_PARTY = {
     "nn": {"torch"},

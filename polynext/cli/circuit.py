@@ -8,9 +8,9 @@ import tyro
 from polynext.circuit.graph import Circuit
 from polynext.circuit.lowering import lower
 from polynext.circuit.rewrites import expand_sums, factor_sums, merge_linear_maps
-from polynext.cli.table import table
 from polynext.errors import PolyNeXtError
 from polynext.models import create_model, list_models
+from polynext.tables import table
 
 
 def main(model: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", json: bool = False) -> None:

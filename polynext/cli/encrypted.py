@@ -15,7 +15,6 @@ import tyro
 from PIL.Image import Image
 
 from polynext.cli.commands import Command, Commands
-from polynext.cli.table import table
 from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.cost import MEBIBYTE, mebibytes
@@ -23,6 +22,7 @@ from polynext.errors import PolyNeXtError, require_at_least
 from polynext.extras import require
 from polynext.memory import peak_memory
 from polynext.preprocessing import open_picture
+from polynext.tables import table
 
 if TYPE_CHECKING:  # commands of clients and servers import neither the compiler nor torch
     from polynext.encrypted.compiler.demo import DemoResult

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from polynext.cli.table import table
 from polynext.distributed import processes
 from polynext.evaluation import evaluate
 from polynext.evaluation.corruptions import SEVERITIES
 from polynext.files import require_place, write_atomically
 from polynext.runs import Run, load_run
+from polynext.tables import table
 
 
 def main(

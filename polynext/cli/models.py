@@ -12,13 +12,14 @@ import timm
 import tyro
 from tqdm import tqdm
 
-from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError
+from polynext.experiments.report import save_figure
 from polynext.experiments.speed.figures import draw
 from polynext.models import list_models
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.registry import KINDS, Kind
 from polynext.paper import accuracies
+from polynext.tables import gigamacs, table
 
 CLEAN_DATA = ("imagenet", "cifar10", "svhn", "tiny-imagenet")
 
@@ -53,7 +54,7 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
         plot: also draw the paper's scaling figure, accuracy against parameters and FLOPs, to this file.
     """
     if plot:
-        draw(plot)
+        save_figure(draw(), plot)
     names = fnmatch.filter(list_models(), pattern)
     if not names:
         raise PolyNeXtError(f"no model matches {pattern!r}: try '*tiny*' or '*_bn'.")

@@ -12,7 +12,6 @@ from PIL import Image
 from polynext import paper
 from polynext.cli.commands import Command, Commands
 from polynext.cli.configured import ConfiguredCommand
-from polynext.cli.table import table
 from polynext.distributed import alone, processes
 from polynext.errors import PolyNeXtError, preview, require_at_least
 from polynext.models.costs import count_macs, count_parameters
@@ -26,6 +25,7 @@ from polynext.segmentation.sliding import predict
 from polynext.segmentation.task import Segmentation, evaluate
 from polynext.segmentation.transforms import TestTransform
 from polynext.segmentation.upernet import UPerNet
+from polynext.tables import table
 
 DEFAULT = "ade20k"
 

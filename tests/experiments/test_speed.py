@@ -1,4 +1,4 @@
-"""Measuring networks side by side."""
+"""Speed and memory of networks, measured side by side."""
 
 import json
 import multiprocessing
@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 import polynext  # noqa: F401  (registers the models)
 from polynext import paper
 from polynext.cli import main
-from polynext.cli.bench import paper_comparison, paper_models
 from polynext.errors import PolyNeXtError
-from polynext.experiments.speed import figures, resuming, timing
+from polynext.experiments.speed import figures, paper_table, timing
 from polynext.experiments.speed.candidates import Candidate, Setting
-from polynext.experiments.speed.timing import Measurement, Timing
-from polynext.training.profile import Profile
+from polynext.experiments.speed.report import leaders, paper_comparison
+from polynext.experiments.speed.timing import Measurement, Timing, WorkloadProcess, take_turns
 
 
 @given(st.lists(st.floats(1e-4, 1e3), min_size=2, max_size=20))
@@ -28,6 +27,25 @@ def test_median_and_quartiles(seconds: list[float]) -> None:
     low, middle, high = np.percentile(seconds, [25, 50, 75])
     assert timing.median == pytest.approx(middle)
     assert timing.spread == pytest.approx((high - low) / middle, abs=1e-12)
+
+
+def test_workloads_take_turns_in_every_round() -> None:
+    calls: list[str] = []
+    turns = {name: lambda name=name: calls.append(name) or len(calls) / 10 for name in "ab"}
+    timings = take_turns(turns, rounds=3)
+    assert calls == ["a", "b"] * 3
+    assert timings["b"].seconds == [0.2, 0.4, 0.6]
+
+
+def start_workload(label: str) -> tuple[object, str]:
+    return lambda: sum(range(10**5)), f"{label} in another process: {multiprocessing.parent_process() is not None}"
+
+
+def test_a_workload_runs_in_its_own_process() -> None:
+    workload = WorkloadProcess(start_workload, "sums")
+    assert workload.found == "sums in another process: True"
+    assert 0 < workload.turn() < 10
+    workload.process.shutdown()
 
 
 def test_candidates_take_turns(monkeypatch) -> None:
@@ -48,25 +66,16 @@ def test_candidates_take_turns(monkeypatch) -> None:
     assert all(m.memory is None for m in found)
 
 
-def test_each_measurement_asks_its_own_gpu(monkeypatch) -> None:
-    asked = []
+def test_each_measurement_uses_its_own_gpu(monkeypatch) -> None:
+    used = []
     for name in ("synchronize", "reset_peak_memory_stats", "max_memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda device=None, name=name: asked.append((name, device)))
+        monkeypatch.setattr(torch.cuda, name, lambda device=None, name=name: used.append((name, device)))
     monkeypatch.setattr(timing, "prepare", lambda candidate, setting: (lambda images: None, torch.zeros(1)))
     monkeypatch.setattr(timing, "SHORTEST_TURN", 0.0)
     timing.turn(lambda images: None, torch.zeros(1), "cuda:1")
     timing.measure_memory(Candidate("cpolynext_nano", "eager"), Setting("cuda:1", batch_size=1))
-    assert {name for name, _ in asked} == {"synchronize", "reset_peak_memory_stats", "max_memory_allocated"}
-    assert {device for _, device in asked} == {"cuda:1"}
-
-
-def test_a_profile_counts_only_when_switched_on() -> None:
-    for enabled in (False, True):
-        profile = Profile(enabled)
-        with profile("forward"):
-            pass
-        assert list(profile.iterate("loader", [1, 2])) == [1, 2]
-        assert set(profile.seconds) == ({"forward", "loader"} if enabled else set())
+    assert {name for name, _ in used} == {"synchronize", "reset_peak_memory_stats", "max_memory_allocated"}
+    assert {device for _, device in used} == {"cuda:1"}
 
 
 def test_bench_prints_json(capsys, tmp_path: Path) -> None:
@@ -82,7 +91,7 @@ def test_bench_prints_json(capsys, tmp_path: Path) -> None:
     assert record["setting"]["batch"] == 2
 
 
-def test_bench_tells_what_it_left_out(capsys) -> None:
+def test_bench_reports_what_it_left_out(capsys) -> None:
     arguments = ["bench", "cpolynext_nano", "test_resnet", "--engines", "eager", "folded", "--no-memory"]
     assert main([*arguments, "--image-size", "32", "--rounds", "1", "--batch-size", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -95,38 +104,39 @@ def test_bench_tells_what_it_left_out(capsys) -> None:
 
 
 def test_the_papers_table_shows_what_was_not_measured() -> None:
-    """As when an engine does not go with the model that all others are compared with."""
-    rows = paper_comparison([]).splitlines()[2:]
+    """For example because the engine cannot run the reference."""
+    rows = paper_comparison("compiled", []).rows
     assert len(rows) == 19 and all("not measured" in row for row in rows)
-    assert {"DTTN-T", "DTTN-S", "DTTN-B", "MONet-T", "MONet-S"} <= {row.split()[0] for row in rows}
+    assert {"DTTN-T", "DTTN-S", "DTTN-B", "MONet-T", "MONet-S"} <= {row[0] for row in rows}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["nonet"], "there is no model named 'nonet'"),
+        (["cpolynext_nano", "--engines", "fp8"], "there is no engine 'fp8'"),
         (["cpolynext_nano", "--engines", "jit"], "there is no engine 'jit'"),
         (["cpolynext_nano", "--engines", "eager+compiled"], "there is no engine 'eager+compiled'"),
         (["cpolynext_nano", "--engines", "bf16+onnxruntime"], "onnxruntime computes in float32"),
         (["cpolynext_nano", "--engines", "bf16+openvino"], "openvino computes in float32"),
-        (["test_resnet", "--engines", "folded"], "nothing is left to measure: only the package's own models fold"),
+        (["test_resnet", "--engines", "folded"], "no model is left to measure: only the package's own models fold"),
         (["cpolynext_nano", "--rounds", "0"], "--rounds is 0: give at least 1"),
         (["cpolynext_nano", "--image-size", "0"], "--image-size is 0: give at least 1"),
         (["cpolynext_nano", "--threads", "-2"], "--threads is -2: give at least 0"),
         (["cpolynext_nano", "--device", "tpu"], "there is no device 'tpu'"),
         (["cpolynext_nano", "--device", "cpu2"], "there is no device 'cpu2'"),
         (["cpolynext_nano", "--out", "."], ". is a folder: give a file"),
-        (["cpolynext_nano", "--plot", "speed.text"], "speed.text is not named like a picture"),
+        (["cpolynext_nano", "--plot", "speed.text"], "speed.text has an unknown image format"),
         (["cpolynext_nano", "--paper"], "--paper has its own list of models"),
     ],
 )
-def test_mistakes(arguments: list[str], sentence: str, capsys) -> None:
+def test_mistakes(arguments: list[str], message: str, capsys) -> None:
     assert main(["bench", *arguments]) == 2
-    assert sentence in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_memory_is_that_of_one_network_alone() -> None:
-    """A larger batch takes more; and nothing is left of what this process has."""
+def test_memory_is_that_of_one_network() -> None:
+    """A larger batch takes more, and the memory of the calling process does not count."""
     ballast = torch.ones(200, 2**20)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as process:
         small, large = (
@@ -139,17 +149,17 @@ def test_memory_is_that_of_one_network_alone() -> None:
     assert 2 * activations < large < small + 40 * activations
 
 
-def test_the_papers_table_has_ours_beside_it() -> None:
-    names = [name for name in map(paper.timm_name, paper_models()) if name]
+def test_the_papers_table_has_our_figures_beside_it() -> None:
+    names = paper_table.paper_models()
     made = [
         Measurement(Candidate(name, "eager"), 10**6, 10**9, Timing([1.0]), Timing([1.0]), batch_size=i + 1)
         for i, name in enumerate(names)
     ]
-    lines = paper_comparison(made).splitlines()[2:]
-    assert len(lines) == len(paper.rows("S4")) == 19
-    assert not [line for line in lines if "not available" in line]
-    ours = next(line.split() for line in lines if line.startswith("CPolyNeXt-S"))
-    assert ours[3:6] == ["1032", "0.44", "1568"]
+    rows = {row[0]: row for row in paper_comparison("eager", made).rows}
+    assert len(rows) == len(paper.rows("S4")) == 19
+    assert [name for name, row in rows.items() if "not measured" in row] == []
+    ours = rows["CPolyNeXt-S"]
+    assert ours[3:6] == ("1032", "0.44", "1568")
     assert float(ours[6]) == names.index("cpolynext_small") + 1
 
 
@@ -159,39 +169,41 @@ def test_the_fastest_model_of_each_accuracy_is_named() -> None:
         Measurement(Candidate(name, "eager"), 1, 1, Timing([1.0]), Timing([1.0]), batch_size=speed)
         for name, speed in speeds.items()
     ]
-    found = figures.leaders(made)
+    found = leaders(made)
     assert found[0].startswith("Of at least 80% top-1, CPolyNeXt-T (80.2%) is the fastest at 9 images/s, 2.25 times")
     assert "at least 83% top-1, ConvFormer-S18" in found[3]
     assert "at least 83.5% top-1, CPolyNeXt-S (83.9%) is the fastest at 3 images/s, 1.50 times as fast as" in found[4]
     assert len(found) == 5
 
 
-def test_parts_join_at_the_pace_of_their_reference_and_go_on_after_an_interruption(monkeypatch, tmp_path) -> None:
-    """The second part runs while the machine has half its speed."""
-    slowness = iter([1.0, 2.0, 3.0])
-    seconds = {"convformer_s18": 1.0, "cpolynext_small": 2.0, "cpolynext_tiny": 0.5}
+def test_parts_are_scaled_by_their_reference_and_resume(monkeypatch, tmp_path) -> None:
+    """The machine has half its speed during the second part."""
+    speeds = {"convformer_s18": 1.0, "cpolynext_small": 0.5, "cpolynext_tiny": 2.0}
+    slowness, measured = [1.0, 2.0], []
 
     def measure(candidates, setting, rounds, memory, progress, latency):
-        pace = next(slowness)
-        return [Measurement(c, 1, 1, Timing([pace * seconds[c.model]] * rounds), None, 8) for c in candidates]
+        if not slowness:
+            raise KeyboardInterrupt
+        pace = slowness.pop(0)
+        measured.append([c.model for c in candidates])
+        return [Measurement(c, 1, 1, Timing([pace / speeds[c.model]] * rounds), None, 8) for c in candidates]
 
-    monkeypatch.setattr(resuming, "measure", measure)
-    reference, *others = (Candidate(name, "eager") for name in seconds)
-    groups, setting, path = [[reference], *([one] for one in others)], Setting("cpu", 8), tmp_path / "paper.json"
-    under_way = resuming.measure_in_parts(reference, groups, setting, 3, memory=False)
-    resuming.write(path, {"batch": 8}, [next(under_way), next(under_way)])
-    found = resuming.read(path, {"batch": 8})
-    rest = list(resuming.measure_in_parts(reference, groups, setting, 3, memory=False, done=found))
-    assert [[m.candidate for m in part] for part in rest] == [[reference, others[1]]]
-    speeds = {m.candidate.model: m.throughput for m in resuming.joined([*found, *rest])}
-    reference_speed = speeds.pop("convformer_s18")
-    assert speeds["cpolynext_small"] == pytest.approx(reference_speed / 2)
-    assert speeds["cpolynext_tiny"] == pytest.approx(reference_speed * 2)
-    with pytest.raises(PolyNeXtError, match="measurements with another batch"):
-        resuming.read(path, {"batch": 16})
+    monkeypatch.setattr(paper_table, "measure", measure)
+    monkeypatch.setattr(paper_table, "paper_models", lambda: list(speeds))
+    setting, out = Setting("cpu", 8), tmp_path / "paper.json"
+    with pytest.raises(KeyboardInterrupt):
+        paper_table.measure_paper_models(["eager"], setting, rounds=3, memory=False, out=out)
+    slowness.append(3.0)
+    found = paper_table.measure_paper_models(["eager"], setting, rounds=3, memory=False, out=out)
+    assert measured == [["convformer_s18"], ["convformer_s18", "cpolynext_small"], ["convformer_s18", "cpolynext_tiny"]]
+    reference, *others = found
+    ratios = {m.candidate.model: m.throughput / reference.throughput for m in others}
+    assert ratios == {"cpolynext_small": pytest.approx(0.5), "cpolynext_tiny": pytest.approx(2.0)}
+    with pytest.raises(PolyNeXtError, match="has measurements with another batch"):
+        paper_table.measure_paper_models(["eager"], Setting("cpu", 16), out=out)
 
 
-def test_scaling_figure_has_every_family(tmp_path: Path) -> None:
+def test_the_scaling_figure_has_every_family() -> None:
     points = figures.families("params")
     assert sum(map(len, points.values())) == len(paper.main_results()) == 42
     assert points["CPolyNeXt"] == [
@@ -205,11 +217,17 @@ def test_scaling_figure_has_every_family(tmp_path: Path) -> None:
         for name in ("cpolynext_tiny", "convformer_s18", "resnet18")
     ]
     assert set(figures.measured_families(measured)["eager"]) == {"CPolyNeXt", "ConvFormer"}
-    figures.draw(tmp_path / "new" / "figure.png", measured)
-    figures.draw(tmp_path / "plain.png", measured[2:])
-    assert (tmp_path / "new" / "figure.png").stat().st_size > 10_000
+    size, cost, speed, bars = figures.draw(measured, where=", cpu", found={"CPolyNeXt-T": 80.1}).axes
+    labels = ["parameters (M)", "FLOPs (G)", "measured images/s, cpu", "measured images/s, cpu"]
+    assert [axes.get_xlabel() for axes in (size, cost, speed, bars)] == labels
+    series = {line.get_label(): [tuple(point) for point in line.get_xydata()] for line in size.lines}
+    assert points.keys() < series.keys() and series["CPolyNeXt"] == [(x, y) for x, y, _ in points["CPolyNeXt"]]
+    assert series["measured here"] == [(6.4, 80.1)]
+    assert {line.get_label() for line in speed.lines} == {"CPolyNeXt", "ConvFormer", "eager"}
+    assert [patch.get_width() for patch in bars.patches] == pytest.approx(3 * [1 / 0.55])
 
 
-def test_an_unknown_engine_word_is_named() -> None:
-    with pytest.raises(PolyNeXtError, match=r"'fp8'"):
-        Candidate("cpolynext_nano", "fp8")
+def test_a_model_without_a_published_accuracy_has_bars_only() -> None:
+    measured = [Measurement(Candidate("resnet18", "eager"), 1, 1, Timing([0.5]), None, batch_size=1)]
+    *_, last = axes = figures.draw(measured).axes
+    assert len(axes) == 3 and [label.get_text() for label in last.get_yticklabels()] == ["resnet18, eager"]

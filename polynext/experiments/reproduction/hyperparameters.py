@@ -1,18 +1,20 @@
-"""The tables of how networks are built and trained: what our configs say, beside what is printed."""
+"""The tables of hyperparameters: our configs beside the printed values."""
 
 import re
 from typing import Any
 
 from polynext import paper
-from polynext.experiments.reproduction.cells import Cell, Cells, Setup, printed
+from polynext.experiments.reproduction.entries import Entries, Entry, printed
 from polynext.experiments.reproduction.networks import size_of
+from polynext.experiments.reproduction.setup import Setup
 from polynext.models import PolyNeXtConfig
 from polynext.models.polynext import CONFIGS
 from polynext.recipes import recipe
 from polynext.training import TrainConfig
 
 
-def training_details(setup: Setup) -> Cells:
+def training_details(setup: Setup) -> Entries:
+    """Table S1."""
     for row in paper.rows("S1"):
         config = recipe(str(paper.timm_name(row["model"])))
         magnitude = re.search(r"m(\d+)-mstd([\d.]+)", config.augment.rand_augment)
@@ -31,13 +33,15 @@ def training_details(setup: Setup) -> Cells:
         yield from compared(row, "model", found)
 
 
-def architectures(setup: Setup) -> Cells:
+def architectures(setup: Setup) -> Entries:
+    """Table S2."""
     for row in paper.rows("S2"):
         config = CONFIGS[str(paper.timm_name(row["model"]))]
         yield from compared(row, "model", stages(config) | {"mixers": [stage.mixer for stage in config.stages]})
 
 
-def low_resolution(setup: Setup) -> Cells:
+def low_resolution(setup: Setup) -> Entries:
+    """Table S3."""
     for row in paper.rows("S3"):
         config = recipe(f"cpolynext_lowres_{row['data'].replace('-', '_')}")
         found = stages(CONFIGS[config.model.name]) | optimisation(config)
@@ -66,8 +70,8 @@ def stages(config: PolyNeXtConfig) -> dict[str, Any]:
     }
 
 
-def compared(row: dict[str, Any], whose: str, found: dict[str, Any]) -> Cells:
-    """A row's printed figures, each with ours."""
+def compared(row: dict[str, Any], whose: str, found: dict[str, Any]) -> Entries:
+    """The printed values of a row, each beside ours."""
     for column, value in row.items():
         if column != whose:
-            yield Cell(row=row[whose], column=column, printed=printed(value), found=printed(found[column]))
+            yield Entry(row=row[whose], column=column, printed=printed(value), found=printed(found[column]))

@@ -1,10 +1,10 @@
-"""Plain tables for terminals."""
+"""Tables as plain text for terminals and as Markdown for pages."""
 
 from collections.abc import Collection, Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Aligned columns under a header; the columns in `left` are flush left, the others flush right."""
+    """Aligns columns under a header. Columns whose index is in `left` are left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
@@ -12,6 +12,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection
         return "  ".join(cells).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, rows)])
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """The same table in Markdown."""
+    rule = ["---" if i in left else "---:" for i in range(len(header))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
 def gigamacs(macs: int) -> str:
