@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -178,7 +179,10 @@ def build_model(config: TrainConfig, classes: int, device: str | None = None) ->
         options["img_size"] = preprocessing.size
     if chosen.pretrained and device != "meta":
         options["pretrained"] = True
-    model = (partial(create_variant, variant=chosen.variant) if chosen.variant else create_model)(
+    create: Callable[..., nn.Module] = create_model
+    if chosen.variant or chosen.architecture:
+        create = partial(create_variant, variant=chosen.variant, architecture=chosen.architecture)
+    model = create(
         chosen.name,
         num_classes=classes,
         in_chans=preprocessing.channels,

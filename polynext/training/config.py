@@ -13,6 +13,8 @@ import yaml
 from polynext.acceleration import Memory
 from polynext.data import AugmentConfig, DataConfig
 from polynext.errors import PolyNeXtError, require_at_least, require_share
+from polynext.models import ArchitectureChanges
+from polynext.models.variants import split_variant
 from polynext.training.regularisation import check_regularisation
 
 
@@ -68,6 +70,12 @@ class ModelConfig:
     Attributes:
         name: any of our models or timm's.
         variant: a named change of its parts, as `polynext ablate --list` shows them; empty for none.
+        widths: channels of each stage of PolyNeXt, as many as it is to have stages; empty for the model's own.
+        stacks: stacks in the cells of each stage, one number for all or one for each; empty for the model's own.
+        patch: side of the stem's patches, in pixels; the model's own by default.
+        coarse_kernel: side of PolyConv's coarse kernel, an odd number; the model's own by default.
+        window: side of PolyAttention's windows; the model's own by default.
+        heads: heads of PolyAttention; the model's own by default.
         drop_path: stochastic depth of the last cell.
         dropout: of the classifier's input at the last epoch.
         dropout_rises: whether dropout rises linearly from 0 at the first epoch or is constant.
@@ -82,6 +90,12 @@ class ModelConfig:
 
     name: str = "cpolynext_nano"
     variant: str = ""
+    widths: tuple[int, ...] = ()
+    stacks: tuple[int, ...] = ()
+    patch: int | None = None
+    coarse_kernel: int | None = None
+    window: int | None = None
+    heads: int | None = None
     drop_path: float = 0.0
     dropout: float = 0.0
     dropout_rises: bool = True
@@ -92,9 +106,16 @@ class ModelConfig:
     memory: Memory = "plain"
 
     @property
+    def architecture(self) -> ArchitectureChanges:
+        """The changes of the network's architecture."""
+        names = [field.name for field in dataclasses.fields(ArchitectureChanges)]
+        return ArchitectureChanges(**{name: getattr(self, name) for name in names})
+
+    @property
     def as_published(self) -> bool:
         """Whether this is the network of that name, unchanged and from scratch, as the paper trains it."""
-        return not self.variant and not self.pretrained and self.initial_weights is None
+        changed = self.variant or self.architecture
+        return not changed and not self.pretrained and self.initial_weights is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +268,9 @@ def from_yaml(text: str, source: str = "the configuration", kind: type[Config] =
     if not isinstance(values, dict):
         raise PolyNeXtError(f"{source} holds no fields: expected those of a config.yaml.")
     values = {key: value for key, value in values.items() if key not in RETIRED}
-    return parse(kind, with_preprocessing(values) if kind is TrainConfig else values, source, "")
+    if kind is TrainConfig:
+        values = with_architecture(with_preprocessing(values))
+    return parse(kind, values, source, "")
 
 
 def read_config(path: Path, kind: type[Config]) -> Config:
@@ -276,6 +299,16 @@ def with_preprocessing(values: dict[str, Any]) -> dict[str, Any]:
         return values
     moved = {MOVED[key]: value for key, value in data.items() if key in MOVED}
     return {**values, "data": {k: v for k, v in data.items() if k not in MOVED} | {"preprocessing": moved}}
+
+
+def with_architecture(values: dict[str, Any]) -> dict[str, Any]:
+    """Fields of `model` for the numbers that earlier versions wrote into its variant."""
+    model = values.get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("variant"), str):
+        return values
+    variant, numbers = split_variant(model["variant"])
+    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in numbers.items()}
+    return {**values, "model": {**model, "variant": variant, **fields}}
 
 
 def parse(cls: Any, values: dict[str, Any], source: str, prefix: str) -> Any:

@@ -18,6 +18,7 @@ from polynext.circuit.degree import is_polynomial
 from polynext.cli import main
 from polynext.cli.ablate import rows_of
 from polynext.errors import PolyNeXtError
+from polynext.experiments import sweep as sweep_module
 from polynext.experiments.ablation.baselines import FAMILIES, baselines, costs
 from polynext.experiments.ablation.report import Outcome, collect, draw, remark, table_rows, to_json
 from polynext.experiments.ablation.rows import ROWS, TABLES, obstacle
@@ -27,7 +28,7 @@ from polynext.models import create_model
 from polynext.models.network import Cell
 from polynext.models.polynext import CONFIGS, halving
 from polynext.models.substitutes import FineConv, GeluMLP, SeparableConv, StandardAttention
-from polynext.models.variants import create_variant, widened
+from polynext.models.variants import ArchitectureChanges, create_variant, widened
 from polynext.nn import (
     LayerScale,
     LearnableScale,
@@ -41,7 +42,6 @@ from polynext.nn import (
 )
 from polynext.runs import load_run
 from polynext.training import build_model
-from polynext.training import sweep as sweep_module
 
 DIGITS = baselines("digits")
 # The digits' baselines start with falling scales themselves.
@@ -208,23 +208,31 @@ def test_an_ablations_folder_tells_its_network(tmp_path: Path, capsys) -> None:
 
 def test_a_variant_that_would_change_nothing_is_refused() -> None:
     for name, variant, sentence in [
-        ("cpolynext_tiny", "degree-3", "cpolynext_tiny has no attention that the variant 'degree-3' could change"),
+        ("cpolynext_tiny", "degree-3", "cpolynext_tiny has no attention, which the variant 'degree-3' changes"),
         ("cpolynext_tiny", "softer", "there is no variant 'softer'"),
         ("resnet18", "addition", "resnet18 has no variant 'addition'"),
         ("resnet18", "polyconv", "ResNet has nothing to replace"),
-        ("cpolynext_tiny", "scales-halving", "changes nothing: cpolynext_tiny is so without it"),
-        ("cpolynext_micro", "scales-falling", "changes nothing"),
-        ("cpolynext_tiny", "position-beta", "no position norm that the variant"),
+        ("cpolynext_tiny", "scales-halving", "has no effect: cpolynext_tiny already uses it"),
+        ("cpolynext_micro", "scales-falling", "has no effect"),
+        ("cpolynext_tiny", "position-beta", "no position norm, which the variant"),
         ("apolynext_tiny", "addition+degree-3", "change the same parts"),
-        ("apolynext_tiny", "window-7+standard-attention", "has no windows"),
+        ("apolynext_tiny", "window-7+heads-2", "give `model.window` 7 and `model.heads` 2 instead"),
     ]:
         with pytest.raises(PolyNeXtError, match=sentence):
             create_variant(name, variant, device="meta")
+    windows = ArchitectureChanges(window=7)
+    for name, variant, sentence in [
+        ("apolynext_tiny", "standard-attention", "has no windows"),
+        ("cpolynext_tiny", "", "cpolynext_tiny has no attention, which `model.window` changes"),
+        ("convformer_s18", "polyconv", "no other architecture"),
+    ]:
+        with pytest.raises(PolyNeXtError, match=sentence):
+            create_variant(name, variant, architecture=windows, device="meta")
 
 
 def test_windows_heads_and_norms_are_variants_that_go_together() -> None:
-    variant = "window-2+heads-3+position-beta+shared-statistics"
-    model = create_variant("apolynext_nano_bn", variant, in_chans=1, num_classes=10, img_size=8)
+    variant, changes = "position-beta+shared-statistics", ArchitectureChanges(window=2, heads=3)
+    model = create_variant("apolynext_nano_bn", variant, 1, 10, changes, img_size=8)
     (attention,) = (m for m in model.modules() if isinstance(m, PolyAttention))
     assert (attention.window, attention.heads, type(attention.row_norm)) == (2, 3, SyncRowSumNorm)
     norms = [m for m in model.modules() if isinstance(m, PositionNorm2d)]
@@ -243,7 +251,7 @@ def test_standard_attention_costs_what_ours_does(scale: str) -> None:
 def test_every_row_changes_its_baseline_or_is_refused(scale: str) -> None:
     for name in ("scales-half", "scales-falling", "scales-halving"):
         same = name == ("scales-halving" if scale == "imagenet" else "scales-falling")
-        assert ("changes nothing" in (obstacle(name, scale) or "")) == same
+        assert ("has no effect" in (obstacle(name, scale) or "")) == same
     for row in ROWS.values():
         baseline = baselines(scale)[row.family]
         assert row.change(baseline) != baseline, row.name
@@ -257,8 +265,8 @@ def test_dropout_is_constant_where_the_paper_says_that_it_diverges() -> None:
 
 def test_a_table_leaves_out_what_changes_nothing_and_says_so(capsys) -> None:
     assert "scales-falling" not in rows_of(("further",), "digits")
-    assert "scales-falling: left out, the variant 'scales-falling' changes nothing" in capsys.readouterr().err
-    with pytest.raises(PolyNeXtError, match="changes nothing"):
+    assert "scales-falling: left out, the variant 'scales-falling' has no effect" in capsys.readouterr().err
+    with pytest.raises(PolyNeXtError, match="has no effect"):
         rows_of(("scales-falling",), "digits")
 
 

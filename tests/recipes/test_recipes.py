@@ -17,7 +17,7 @@ from polynext.cli import main
 from polynext.data import AugmentConfig, Preprocessing, training_transform
 from polynext.data.loader import seed_everything
 from polynext.errors import PolyNeXtError
-from polynext.models import read_weights
+from polynext.models import ArchitectureChanges, read_weights
 from polynext.nn import PolyConv, freeze_statistics
 from polynext.recipes import RECIPES, recipe
 from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, from_yaml, to_yaml, train
@@ -25,6 +25,8 @@ from polynext.training.classification import build_mixup
 from polynext.training.optimizer import build_optimizer
 from polynext.training.regularisation import check_regularisation, spread_of_singular_values
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
+
+NEW = {field.name for field in dataclasses.fields(ArchitectureChanges)}  # fields that earlier versions did not write
 
 
 def test_every_recipe_names_a_model_and_survives_yaml() -> None:
@@ -202,6 +204,24 @@ def test_mistakes_get_one_sentence(arguments: list[str], sentence: str, tmp_path
     assert sentence in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_the_architecture_is_given_by_options(capsys) -> None:
+    numbers = ["--model.widths", "32", "64", "--model.stacks", "2", "--model.patch", "2", "--model.coarse-kernel", "5"]
+    assert main(["train", "cipher", *numbers, "--print-config"]) == 0
+    model = from_yaml(capsys.readouterr().out).model
+    assert model.architecture == ArchitectureChanges(widths=(32, 64), stacks=(2,), patch=2, coarse_kernel=5)
+    assert main(["train", "digits", "--model.variant", "patch-2+widths-32-64"]) == 2
+    assert "give --model.patch 2 and --model.widths 32 64 instead" in capsys.readouterr().err
+
+
+def test_architectures_of_earlier_versions_are_read() -> None:
+    text = to_yaml(recipe("cipher")).replace("variant: ''", "variant: no-flip+widths-32-64+stacks-2+coarse-5+patch-2")
+    model = from_yaml("\n".join(line for line in text.splitlines() if line.split(":")[0].strip() not in NEW)).model
+    assert model.variant == "no-flip"
+    assert model.architecture == ArchitectureChanges(widths=(32, 64), stacks=(2,), patch=2, coarse_kernel=5)
+    attention = from_yaml("model: {name: apolynext_nano_bn, variant: window-2+heads-3+position-beta}").model
+    assert (attention.window, attention.heads, attention.variant) == (2, 3, "position-beta")
 
 
 @pytest.mark.parametrize(

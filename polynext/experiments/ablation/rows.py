@@ -176,7 +176,7 @@ def obstacle(name: str, scale: str) -> str | None:
     """Why a row makes no sense at a scale, if so: its network cannot be changed so, or is so already."""
     row = ROWS[name]
     train = row.change(baselines(scale)[row.family])
-    if not train.model.variant:
+    if not train.model.variant and not train.model.architecture:
         return None
     try:
         build_model(train, 10, device="meta")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polynext.encrypted.runtime.cost import MEBIBYTE
-from polynext.experiments.architectures.sweep import DesignSweep
+from polynext.experiments.architectures.sweep import BASE, DesignSweep
 from polynext.experiments.sweep import Trial
 from polynext.models.costs import count_macs, count_parameters
 from polynext.training import build_model
@@ -171,7 +171,7 @@ def to_json(sweep: DesignSweep, designs: Sequence[Design]) -> dict[str, Any]:
         "designs": [
             {
                 "name": one.name,
-                "variant": sweep.config(one.name).model.variant,
+                "variant": "" if one.name == BASE else one.name,
                 "stages": one.stages,
                 "stacks": one.stacks,
                 "parameters": one.parameters,

@@ -9,9 +9,10 @@ from polynext.encrypted import Limits, plan_run
 from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.errors import PolyNeXtError
 from polynext.experiments.sweep import Sweep, Trial
+from polynext.models.variants import split_variant
 from polynext.recipes import recipe
 from polynext.runs import Run, load_run
-from polynext.training import EmaConfig, TrainConfig, build_model
+from polynext.training import EmaConfig, ModelConfig, TrainConfig, build_model
 
 BASE = "cipher"
 RING_DEGREES = (2**14, 2**15)
@@ -58,7 +59,7 @@ class DesignSweep(Sweep):
         base = recipe(BASE)
         config = replace(
             base,
-            model=replace(base.model, variant="" if name == BASE else name),
+            model=base.model if name == BASE else changed(base.model, name),
             data=replace(base.data, workers=0),
             schedule=replace(base.schedule, warmup_epochs=1),
             ema=EmaConfig(decay=0.0),
@@ -89,6 +90,12 @@ class DesignSweep(Sweep):
             return {"ring_degree": ring_degree, "why_not": str(error)}
         cost = {**plan.cost.to_json(), "peak_bytes": plan.cost.peak_bytes}
         return {"ring_degree": ring_degree, "modulus_bits": plan.parameters.modulus_bits, "cost": cost}
+
+
+def changed(model: ModelConfig, design: str) -> ModelConfig:
+    """The network of a design such as `widths-64+stacks-5`."""
+    variant, fields = split_variant(design)
+    return replace(model, variant=variant, **fields)
 
 
 def design_trials(designs: Sequence[str], sweep: DesignSweep) -> list[Trial]:

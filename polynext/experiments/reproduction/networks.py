@@ -110,9 +110,13 @@ def begun_on_other_data(run: Path, root: Path, kind: type[TrainConfig] | type[Se
 
 
 def network_of(config: TrainConfig | SegmentationConfig) -> str:
-    name = config.model.backbone if isinstance(config, SegmentationConfig) else config.model.name
-    variant = "" if isinstance(config, SegmentationConfig) else config.model.variant
-    return f"{name.split('.')[0]} ({variant})" if variant else name.split(".")[0]
+    if isinstance(config, SegmentationConfig):
+        return config.model.backbone.split(".")[0]
+    changes = [config.model.variant] if config.model.variant else []
+    if config.model.architecture:
+        changes.append("another architecture")
+    name = config.model.name.split(".")[0]
+    return f"{name} ({', '.join(changes)})" if changes else name
 
 
 def own_recipe(model: str, data: str) -> str | None:
