@@ -34,6 +34,8 @@ class Preprocessing:
         std: per channel.
     """
 
+    __pydantic_config__ = {"extra": "forbid", "strict": True}  # noqa: RUF012  (as `schema.Config` has it)
+
     size: int = 8
     resize: int = 8
     crop: Literal["centre", "squash"] = "centre"

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from timm.data import ImageNetInfo
 
+from polynext.config import TrainConfig, build_model, from_yaml
 from polynext.data import DataConfig, load_examples
 from polynext.data.examples import balanced_indices
 from polynext.data.sets import DATA_SETS, Split
@@ -19,7 +20,6 @@ from polynext.models import PUBLISHED, create_model, is_polynext, list_models, l
 from polynext.models.checkpoints import identify, model_for, read_checkpoint, read_metadata, stored_classes
 from polynext.models.published import WEIGHTS, embedded_weights, is_published
 from polynext.preprocessing import Preprocessing
-from polynext.training import TrainConfig, build_model, from_yaml
 
 
 @dataclass(frozen=True)

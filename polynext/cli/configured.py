@@ -12,17 +12,17 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from polynext.cli.sentences import with_options
+from polynext.config import LoopConfig, read_config, to_yaml
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
-from polynext.training import Interrupted, Task, rehearse, run, to_yaml
-from polynext.training.config import read_config
+from polynext.training import Interrupted, Task, rehearse, run
 from polynext.training.stopping import termination_as_interrupt
 
-Config = TypeVar("Config")
+AnyLoopConfig = TypeVar("AnyLoopConfig", bound=LoopConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Generic[Config]):
+class Options(Generic[AnyLoopConfig]):
     """How to run, beside what to run.
 
     Attributes:
@@ -34,7 +34,7 @@ class Options(Generic[Config]):
         print_config: show the resolved config as YAML and stop.
     """
 
-    config: Annotated[Config, tyro.conf.arg(name="")]
+    config: Annotated[AnyLoopConfig, tyro.conf.arg(name="")]
     out: Path | None = None
     resume: Path | None = None
     rehearse: bool = False
@@ -43,7 +43,7 @@ class Options(Generic[Config]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfiguredCommand(Generic[Config]):
+class ConfiguredCommand(Generic[AnyLoopConfig]):
     """A command that trains by a config.
 
     Attributes:
@@ -57,7 +57,7 @@ class ConfiguredCommand(Generic[Config]):
 
     name: str
     description: str
-    recipe: Callable[[str], Config]
+    recipe: Callable[[str], AnyLoopConfig]
     default: str
     prefix: str = ""
     task: Callable[[Any, Processes], Task]
@@ -92,7 +92,7 @@ class ConfiguredCommand(Generic[Config]):
             print(with_options(report.conclusion()))
         return 1 if report.problems else 0
 
-    def starting_config(self, named: str | None, resumed: Path | None) -> Config:
+    def starting_config(self, named: str | None, resumed: Path | None) -> AnyLoopConfig:
         """What the options change."""
         kind = type(self.recipe(self.default))
         if resumed is not None:

@@ -6,9 +6,9 @@ require("train")
 
 from collections.abc import Callable
 
+from polynext.config import TrainConfig
 from polynext.errors import PolyNeXtError, suggest
 from polynext.recipes import imagenet, lowres, metaformer, small
-from polynext.training import TrainConfig
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "digits": small.digits,

@@ -11,8 +11,8 @@ from functools import partial
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
+from polynext.config import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
-from polynext.training import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 IMAGENET = DataConfig(
     name="imagenet",

@@ -9,9 +9,9 @@ Published top-1 (Table S5): CIFAR-10 97.1, SVHN 98.1, Tiny ImageNet 74.0; none o
 from collections.abc import Callable
 from dataclasses import replace
 
+from polynext.config import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
-from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 AUGMENT = AugmentConfig(mixup=1.0, interpolation="bilinear")
 

@@ -11,9 +11,9 @@ for CAFormer-S18. Evaluated at 224 pixels without a larger resize first. The pap
 from collections.abc import Callable
 from dataclasses import replace
 
+from polynext.config import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig
 from polynext.recipes.imagenet import IMAGENET
-from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 
 def schedule(lr: float) -> ScheduleConfig:

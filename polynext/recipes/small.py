@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+from polynext.config import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
-from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 
 def digits() -> TrainConfig:

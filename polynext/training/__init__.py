@@ -1,23 +1,23 @@
 """Training.
 
-`config.py` says what a run is, `loop.py` runs it, `classification.py` is what it learns, `folder.py` what it leaves.
-
+`polynext.config` defines a run, `loop.py` runs it, `classification.py` is its task, `folder.py` its files.
 """
 
 from polynext.extras import require
 
 require("train")
 
-from polynext.training.classification import Classification, build_model, train
-from polynext.training.config import (
+from polynext.config import (
     EmaConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
+    build_model,
     from_yaml,
     to_yaml,
 )
+from polynext.training.classification import Classification, train
 from polynext.training.loop import DivergedError, Task, TrainingLoop, run
 from polynext.training.rehearsal import Rehearsal, rehearse
 from polynext.training.stopping import Interrupted

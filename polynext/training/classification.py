@@ -1,36 +1,30 @@
 """Training a classifier."""
 
 import json
-import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
 
-from polynext.acceleration import save_memory
-from polynext.acceleration.dropout import RisingDropout
+from polynext.config import TrainConfig, build_model, to_yaml
+from polynext.config.network import check_regularisation, head_dropouts
 from polynext.data import evaluation_batches, load_examples, training_transform
 from polynext.data.loader import Labelled, Prepared, of_images, seed_everything
 from polynext.data.sets import find_data_set
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
-from polynext.models import create_model, create_variant, is_polynext, read_weights
-from polynext.models.published import check_same_entries, some
-from polynext.nn import freeze_statistics
+from polynext.models.published import some
 from polynext.training.accuracy import measure_accuracy
-from polynext.training.config import TrainConfig, to_yaml
+from polynext.training.conditioning import spread_of_singular_values
 from polynext.training.folder import RunFolder
 from polynext.training.loop import Forward, Task, run
 from polynext.training.optimizer import build_optimizer
-from polynext.training.regularisation import head_dropouts, spread_of_singular_values
 from polynext.training.report import draw_lines
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
 
@@ -42,6 +36,7 @@ class Classification(Task):
 
     def __init__(self, config: TrainConfig, group: Processes):
         config.check()
+        check_regularisation(config.model)
         self.config, self.group = config, group
         self.train_examples = load_examples(config.data, "train")
         self.test_examples = load_examples(config.data, "test")
@@ -170,36 +165,6 @@ def train(config: TrainConfig, out: Path, resume: bool = False, profile: bool = 
     return run(partial(Classification, config), config, out, resume, profile, quiet)
 
 
-def build_model(config: TrainConfig, classes: int, device: str | None = None) -> nn.Module:
-    """The network; `device="meta"` to count only."""
-    preprocessing, chosen = config.data.preprocessing, config.model
-    options: dict[str, Any] = {"drop_path_rate": chosen.drop_path} if chosen.drop_path else {}
-    published = timm.get_pretrained_cfg(chosen.name)
-    if is_polynext(chosen.name) or (published is not None and published.fixed_input_size):
-        options["img_size"] = preprocessing.size
-    if chosen.pretrained and device != "meta":
-        options["pretrained"] = True
-    create: Callable[..., nn.Module] = create_model
-    if chosen.variant or chosen.architecture:
-        create = partial(create_variant, variant=chosen.variant, architecture=chosen.architecture)
-    model = create(
-        chosen.name,
-        num_classes=classes,
-        in_chans=preprocessing.channels,
-        drop_rate=chosen.dropout,
-        device=device,
-        **options,
-    )
-    if config.model.initial_weights is not None and device != "meta":
-        load_initial_weights(model, config.model.initial_weights)
-    save_memory(model, chosen.memory)
-    if chosen.frozen_statistics:
-        freeze_statistics(model)
-    if chosen.dropout and chosen.dropout_rises:
-        let_dropout_rise(model)
-    return model
-
-
 def require_fitting_images(model: nn.Module, config: TrainConfig) -> None:
     """That the network takes images of this size: some halve theirs more often than a small one can be."""
     preprocessing = config.data.preprocessing
@@ -211,19 +176,6 @@ def require_fitting_images(model: nn.Module, config: TrainConfig) -> None:
             f"{config.model.name} cannot take images of {preprocessing.size} pixels ({str(error).splitlines()[0]}): "
             "give a larger `data.preprocessing.size`, or another network."
         ) from error
-
-
-def load_initial_weights(model: nn.Module, path: Path) -> None:
-    """A checkpoint's weights, but for a classifier of other classes."""
-    weights, own = read_weights(path), model.state_dict()
-    cfg: Any = getattr(model, "pretrained_cfg", {})
-    classifier = {f"{cfg.get('classifier')}.{leaf}" for leaf in ("weight", "bias")} & weights.keys() & own.keys()
-    afresh = {key for key in classifier if weights[key].shape != own[key].shape}
-    if afresh:
-        warnings.warn(f"{path} is for other classes: {some(sorted(afresh))} start afresh.", stacklevel=2)
-        weights = weights | {key: own[key] for key in afresh}
-    check_same_entries(weights, own, type(model).__name__)
-    model.load_state_dict(weights)
 
 
 def build_mixup(config: TrainConfig, classes: int) -> Mixup | None:
@@ -247,13 +199,6 @@ def cross_entropy(logits: Tensor, targets: Tensor, config: TrainConfig) -> Tenso
     if targets.ndim == 1:
         return F.cross_entropy(logits.float(), targets, label_smoothing=config.augment.label_smoothing)
     return F.cross_entropy(logits.float(), targets)
-
-
-def let_dropout_rise(model: Any) -> None:
-    """Makes the rate of the classifier's dropout data, so that no epoch is a new program to a compiler."""
-    for name, module in list(getattr(model, "head", nn.Identity()).named_modules()):
-        if type(module) is nn.Dropout:
-            model.head.set_submodule(name, RisingDropout(module.p))
 
 
 def set_head_dropout(model: Any, rate: float) -> None:

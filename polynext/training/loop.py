@@ -20,10 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from polynext.acceleration import compile
+from polynext.config import LoopConfig, to_yaml
 from polynext.data.loader import Labelled, Prepared, batches, epoch_order, seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
-from polynext.training.config import LoopConfig, to_yaml
 from polynext.training.diagnostics import CellRecord, Diagnostics
 from polynext.training.folder import RunFolder
 from polynext.training.optimizer import restore_optimizer

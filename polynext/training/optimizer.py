@@ -6,8 +6,8 @@ import torch
 from timm.optim import Lamb
 from torch import nn
 
+from polynext.config import OptimizerConfig
 from polynext.errors import PolyNeXtError
-from polynext.training.config import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polynext.config import LoopConfig, to_yaml
 from polynext.data.loader import Labelled
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
 from polynext.memory import available_memory, peak_memory, reset_peak_memory, return_freed_memory
 from polynext.models.costs import count_parameters
 from polynext.threads import idle_threads_give_way
-from polynext.training.config import LoopConfig, to_yaml
 from polynext.training.folder import STATES_KEPT, RunFolder
 from polynext.training.loop import Task, TrainingLoop
 

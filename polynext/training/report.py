@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from polynext.config import LoopConfig
 from polynext.errors import PolyNeXtError
-from polynext.training.config import LoopConfig
 from polynext.training.diagnostics import draw_diagnostics
 from polynext.training.folder import RunFolder
 

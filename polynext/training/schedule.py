@@ -2,7 +2,7 @@
 
 import math
 
-from polynext.training.config import TrainConfig
+from polynext.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:

@@ -124,7 +124,7 @@ def test_a_network_for_other_classes_is_fine_tuned(tmp_path) -> None:
     before = polynext.create_model("cpolynext_nano", num_classes=7, in_chans=1)
     save_file(before.state_dict(), tmp_path / "seven.safetensors")
     config = short(model=ModelConfig(name="cpolynext_nano", initial_weights=tmp_path / "seven.safetensors"))
-    with pytest.warns(UserWarning, match=r"is for other classes: head\.fc\.bias, head\.fc\.weight start afresh"):
+    with pytest.warns(UserWarning, match=r"is for other classes: head\.fc\.bias, head\.fc\.weight are initialised"):
         model = build_model(config, 10)
     torch.testing.assert_close(model.stem.weight, before.stem.weight)
     assert len(model.head.fc.weight) == 10

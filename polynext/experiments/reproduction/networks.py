@@ -8,6 +8,7 @@ from typing import Any
 import timm
 
 from polynext import paper
+from polynext.config import read_config
 from polynext.errors import PolyNeXtError
 from polynext.experiments.reproduction.cells import Cell, Cells, Setup, printed
 from polynext.experiments.reproduction.experiments import RESULT, Arguments, Experiment
@@ -15,7 +16,6 @@ from polynext.models.costs import count_macs, count_parameters
 from polynext.recipes import RECIPES, recipe
 from polynext.segmentation import SegmentationConfig, UPerNet
 from polynext.training import TrainConfig
-from polynext.training.config import read_config
 
 
 def main_results(setup: Setup) -> Cells:
