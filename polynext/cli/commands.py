@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from polynext.errors import suggest
-from polynext.extras import require
 
 WIDTH = 10
 
@@ -28,7 +27,6 @@ class Command:
         target: Any = getattr(importlib.import_module(module), attribute)
         if hasattr(target, "run"):
             return target.run(list(arguments))
-        require("train", "tyro")
         import tyro
 
         status = tyro.cli(target, prog=name, args=list(arguments))

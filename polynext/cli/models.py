@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError
-from polynext.experiments.speed.figures import draw
 from polynext.models import list_models
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.registry import KINDS, Kind
@@ -53,6 +52,8 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
         plot: draw the paper's scaling figure, accuracy against parameters and FLOPs, to this file.
     """
     if plot:
+        from polynext.experiments.speed.figures import draw
+
         draw(plot)
     names = fnmatch.filter(list_models(), pattern)
     if not names:

@@ -3,10 +3,6 @@
 Start with `measure.py`; `sets.py` says what there is to evaluate on.
 """
 
-from polynext.extras import require
-
-require("train")
-
 from polynext.evaluation.corruptions import CORRUPTIONS, corrupt
 from polynext.evaluation.measure import evaluate
 from polynext.evaluation.scores import Scores, score

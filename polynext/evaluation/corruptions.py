@@ -10,13 +10,14 @@ same shape; `corrupt` does that for uint8 images.
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from scipy import ndimage
 
 from polynext.errors import PolyNeXtError
+from polynext.extras import require
 
 Pixels = npt.NDArray[np.float64]
 Corruption = Callable[[Pixels, int, np.random.Generator], Pixels]
@@ -134,10 +135,12 @@ def contrast(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels
 def elastic_transform(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels:
     side = min(x.shape[:2])
     amount, smooth = ((0.03, 0.08), (0.045, 0.07), (0.05, 0.05), (0.06, 0.04), (0.08, 0.035))[severity - 1]
-    shifts = [ndimage.gaussian_filter(generator.uniform(-1, 1, x.shape[:2]), max(smooth * side, 0.6)) for _ in range(2)]
+    shifts = [
+        ndimage().gaussian_filter(generator.uniform(-1, 1, x.shape[:2]), max(smooth * side, 0.6)) for _ in range(2)
+    ]
     shifts = [amount * side * s / max(np.abs(s).max(), 1e-9) for s in shifts]
     places = np.mgrid[: x.shape[0], : x.shape[1]] + np.stack(shifts)
-    return each_channel(x, lambda c: ndimage.map_coordinates(c, places, order=1, mode="reflect"))
+    return each_channel(x, lambda c: ndimage().map_coordinates(c, places, order=1, mode="reflect"))
 
 
 def pixelate(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels:
@@ -168,6 +171,14 @@ CORRUPTIONS: dict[str, Corruption] = {
 }  # fmt: skip
 
 
+def ndimage() -> Any:
+    """SciPy's image filters, which only corruptions need."""
+    require("train", "scipy")
+    from scipy import ndimage
+
+    return ndimage
+
+
 def length(x: Pixels, at_224: float, least: float = 0.0) -> float:
     """A length given in pixels of a 224-pixel image, in pixels of this one."""
     return max(at_224 * min(x.shape[:2]) / 224, least)
@@ -178,11 +189,11 @@ def each_channel(x: Pixels, change: Callable[[Pixels], Pixels]) -> Pixels:
 
 
 def convolve(x: Pixels, kernel: Pixels) -> Pixels:
-    return each_channel(x, lambda c: ndimage.convolve(c, kernel / kernel.sum(), mode="nearest"))
+    return each_channel(x, lambda c: ndimage().convolve(c, kernel / kernel.sum(), mode="nearest"))
 
 
 def blur(x: Pixels, sigma: float) -> Pixels:
-    return each_channel(x, lambda c: ndimage.gaussian_filter(c, sigma, mode="nearest"))
+    return each_channel(x, lambda c: ndimage().gaussian_filter(c, sigma, mode="nearest"))
 
 
 def streak(reach: float, sigma: float, angle: float) -> Pixels:
@@ -199,7 +210,9 @@ def zoomed(x: Pixels, zoom: float) -> Pixels:
     """The middle of the image enlarged to the whole."""
     centre = (np.array(x.shape[:2]) - 1) / 2
     offset = centre - centre / zoom
-    return each_channel(x, lambda c: ndimage.affine_transform(c, np.full(2, 1 / zoom), offset, order=1, mode="nearest"))
+    return each_channel(
+        x, lambda c: ndimage().affine_transform(c, np.full(2, 1 / zoom), offset, order=1, mode="nearest")
+    )
 
 
 def cloud(size: tuple[int, ...], decay: float, generator: np.random.Generator) -> Pixels:

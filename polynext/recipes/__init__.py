@@ -1,9 +1,5 @@
 """One function per published run, returning a whole config. `imagenet.py` has the paper's main table of recipes."""
 
-from polynext.extras import require
-
-require("train")
-
 from collections.abc import Callable
 
 from polynext.config import TrainConfig

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from polynext.config import LoopConfig
-from polynext.errors import PolyNeXtError
+from polynext.extras import require
 from polynext.training.diagnostics import draw_diagnostics
 from polynext.training.folder import RunFolder
 
@@ -116,10 +116,9 @@ class Reporter:
 
 
 def start_wandb(config: LoopConfig) -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise PolyNeXtError("logging to Weights & Biases needs its client: pip install 'polynext[wandb]'.") from error
+    require("wandb")
+    import wandb
+
     return wandb.init(project=config.wandb, config=dataclasses.asdict(config))
 
 
