@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from polynext.cli.sentences import with_options
 from polynext.config import LoopConfig, read_config, to_yaml
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
-from polynext.training import Interrupted, Task, rehearse, run
+from polynext.training import Interrupted, Task, dry_run, run
 from polynext.training.stopping import termination_as_interrupt
 
 AnyLoopConfig = TypeVar("AnyLoopConfig", bound=LoopConfig)
@@ -23,21 +24,21 @@ AnyLoopConfig = TypeVar("AnyLoopConfig", bound=LoopConfig)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Generic[AnyLoopConfig]):
-    """How to run, beside what to run.
+    """How to run, besides the config.
 
     Attributes:
-        config: every field of the run.
+        config: the config of the run.
         out: folder of the run; runs/RECIPE-TIME by default.
-        resume: folder of an interrupted run, to go on with.
-        rehearse: go through all phases of the run in minutes and tell what it will take and what would go wrong.
-        profile: tell in the end where the time went.
-        print_config: show the resolved config as YAML and stop.
+        resume: folder of an interrupted run to resume.
+        dry_run: check all phases of the run in a few minutes, and estimate its memory, time and disk space.
+        profile: print the time that each part of a step took.
+        print_config: print the resolved config as YAML and stop.
     """
 
     config: Annotated[AnyLoopConfig, tyro.conf.arg(name="")]
     out: Path | None = None
     resume: Path | None = None
-    rehearse: bool = False
+    dry_run: bool = False
     profile: bool = False
     print_config: bool = False
 
@@ -65,6 +66,10 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
     def run(self, arguments: list[str]) -> int:
         """Trains, and returns the exit status."""
         named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+        if "--rehearse" in arguments:
+            warnings.warn("--rehearse is now --dry-run.", DeprecationWarning, stacklevel=2)
+            print(f"{self.name}: --rehearse is now --dry-run.", file=sys.stderr)
+            arguments = ["--dry-run" if argument == "--rehearse" else argument for argument in arguments]
         config = self.starting_config(named, resumed_folder(arguments))
         kind: Any = Options[type(config)]  # type: ignore[misc]
         default = Options(config=config)
@@ -77,17 +82,17 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
         title = f"{self.prefix}{Path(named or self.default).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
             out = options.resume or options.out or Path("runs") / title
-            if options.rehearse:
-                return self.rehearse(options.config, out)
+            if options.dry_run:
+                return self.dry_run(options.config, out)
             run(partial(self.task, options.config), options.config, out, options.resume is not None, options.profile)
         except Interrupted as stop:
             print(f"{self.name}: {stop}", file=sys.stderr)
             return stop.exit_status
         return 0
 
-    def rehearse(self, config: Any, out: Path) -> int:
-        with termination_as_interrupt():  # so that nothing is left behind
-            report = rehearse(self.task, config, out, tell=partial(print, flush=True))
+    def dry_run(self, config: Any, out: Path) -> int:
+        with termination_as_interrupt():  # so that no file remains
+            report = dry_run(self.task, config, out, show=partial(print, flush=True))
         if int(os.environ.get("RANK", 0)) == 0:
             print(with_options(report.conclusion()))
         return 1 if report.problems else 0

@@ -133,13 +133,13 @@ class Classification(Task):
         anywhere = replace(self.config, data=replace(self.config.data, root=None))
         return {"model": self.config.model.name, "classes": json.dumps(self.classes), "config": to_yaml(anywhere)}
 
-    def where(self, step: int) -> str:
+    def position(self, step: int) -> str:
         return f"epoch {step // self.round_steps + 1}/{self.config.epochs}"
 
     def figure(self, score: float) -> str:
         return f"test accuracy {score:.2f}%"
 
-    def sentence(self, record: dict[str, Any]) -> str:
+    def summary(self, record: dict[str, Any]) -> str:
         line = f"epoch {record['epoch'] + 1}/{self.config.epochs}: loss {record['train_loss']:.4f}"
         for name, key in (("train", "train_accuracy"), ("test", "test_accuracy"), ("averaged", "ema_test_accuracy")):
             line += f", {name} {record[key]:.2f}%" if key in record else ""

@@ -121,11 +121,11 @@ class Task(ABC):
         """What a file of weights says of itself: enough to use its network anywhere."""
 
     @abstractmethod
-    def where(self, step: int) -> str:
+    def position(self, step: int) -> str:
         """How far a run is, in its own words."""
 
     @abstractmethod
-    def sentence(self, record: dict[str, Any]) -> str:
+    def summary(self, record: dict[str, Any]) -> str:
         """A round's record in one line."""
 
     @abstractmethod

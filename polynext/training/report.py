@@ -62,7 +62,7 @@ class Reporter:
             if self.bar is None:
                 done = (step - 1) % self.task.round_steps
                 self.bar = tqdm(total=self.task.round_steps, initial=done, leave=False, unit="step")
-            self.bar.set_description(self.task.where(step - 1))
+            self.bar.set_description(self.task.position(step - 1))
             left = self.time_left(step)
             self.bar.set_postfix_str(f"loss {loop.last_loss:.3f}, {rate:.0f} images/s, {left} left")
             self.bar.update()
@@ -94,7 +94,7 @@ class Reporter:
             self.task.draw_curves(self.folder)
             self.drawn = time.monotonic()
         if not self.quiet:
-            line, speed = self.task.sentence(record), f"{self.rate():.0f} images/s, {self.time_left(step)} left"
+            line, speed = self.task.summary(record), f"{self.rate():.0f} images/s, {self.time_left(step)} left"
             print(f"{line}, {speed}", flush=True)
 
     def publish(self, step: int, values: dict[str, Any]) -> None:
