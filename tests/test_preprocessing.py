@@ -116,7 +116,7 @@ def test_timms_own_transform_gives_the_same(name: str) -> None:
     ("fields", "sentence"),
     [
         ({"mean": (0.5, 0.5)}, "one number of each for grey images or three"),
-        ({"std": (0.0,)}, "no std of 0"),
+        ({"std": (0.0,)}, "a std above 0"),
         ({"size": 9}, "images of 9 pixels cannot be cropped from 8"),
         ({"size": 0}, "a size of at least 1"),
     ],

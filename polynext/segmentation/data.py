@@ -80,7 +80,7 @@ class FilePairs(Pairs):
             with Image.open(mask) as file:
                 return read_image(image), np.array(file)
         except (UnidentifiedImageError, OSError) as error:
-            raise PolyNeXtError(f"{mask} cannot be read as an image: mend or remove it.") from error
+            raise PolyNeXtError(f"{mask} cannot be read as an image: repair or remove it.") from error
 
 
 class AdePairs(FilePairs):

@@ -91,4 +91,4 @@ def test_idle_threads_give_way_unless_the_user_says_otherwise(monkeypatch, set_b
 )
 def test_a_sentence_names_the_options_of_its_command(command: str, option: str, capsys) -> None:
     assert main(command.split()) == 2
-    assert f"svhn needs a place: give its {option}," in capsys.readouterr().err
+    assert f"svhn needs {option}: give " in capsys.readouterr().err

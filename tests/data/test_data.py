@@ -152,7 +152,7 @@ def test_a_npz_file(tmp_path) -> None:
 
 def test_torchvision_sets_are_not_fetched_unasked(tmp_path) -> None:
     for name in ("cifar10", "svhn"):
-        with pytest.raises(PolyNeXtError, match=r"fetch it with `data\.download`"):
+        with pytest.raises(PolyNeXtError, match=r"with `data\.download`"):
             load_examples(DataConfig(name=name, root=tmp_path), "train")
 
 
@@ -205,7 +205,7 @@ def test_bad_data_is_told_in_a_sentence(folder, tmp_path) -> None:
     with pytest.raises(PolyNeXtError, match=r"torn\.jpg cannot be read as an image"):
         load(name="folder", root=folder)
     (folder / "train" / "owl").mkdir()
-    with pytest.raises(PolyNeXtError, match="classes without an image: owl"):
+    with pytest.raises(PolyNeXtError, match="classes without images: owl"):
         load(name="folder", root=folder)
     (tmp_path / "empty" / "train").mkdir(parents=True)
     with pytest.raises(PolyNeXtError, match="has no images"):
@@ -228,7 +228,7 @@ def test_an_unreadable_image_met_by_a_worker_is_one_sentence(folder) -> None:
     data = load_examples(DataConfig(name="folder", root=folder, most_memory=0.0), "train")
     (folder / "train" / "dog" / "1.png").write_bytes(b"no image any more")
     prepare = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3)
-    with pytest.raises(PolyNeXtError, match=r"^\S*1\.png cannot be read as an image: mend or remove it\.$"):
+    with pytest.raises(PolyNeXtError, match=r"^\S*1\.png cannot be read as an image: repair or remove it\.$"):
         list(evaluation_batches(data, prepare, 2, workers=1))
 
 

@@ -177,7 +177,7 @@ def test_fields_are_set_on_the_command_line(capsys) -> None:
         (["train", "--batch-size", "4096", "--out", "OUT"], "fewer than one batch of 4096"),
         (["train", "--model.name", "cpolynext_nanno", "--out", "OUT"], "did you mean cpolynext_nano"),
         (["train", "cifar10", "--data.root", "absent.npz", "--out", "OUT"], "there is no file absent.npz"),
-        (["train", "cpolynext_tiny", "--out", "OUT"], "imagenet needs a place"),
+        (["train", "cpolynext_tiny", "--out", "OUT"], "imagenet needs --data.root"),
         (["train", "--epochs", "0", "--out", "OUT"], "epochs is 0: give at least 1"),
         (["train", "--epochs", "1", "--out", "OUT"], "epochs is 1, too few for a warmup of 2: give more, or a shorter"),
         (["train", "--micro-batch", "0", "--out", "OUT"], "micro-batch is 0: give at least 1"),
