@@ -116,8 +116,8 @@ def read_torchvision(config: DataConfig, split: Split) -> ArrayExamples:
         return ArrayExamples(np.ascontiguousarray(svhn.data.transpose(0, 2, 3, 1)), svhn.labels, list("0123456789"))
     except RuntimeError as error:
         raise PolyNeXtError(
-            f"{config.name} is not in {config.root}: give its folder or a .npz, or let `polynext train` download it with "
-            "`data.download`."
+            f"{config.name} is not in {config.root}: give its folder or a .npz, or train with `data.download`, which "
+            "downloads it."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""How often a classifier is right."""
+"""Accuracy of a classifier during training."""
 
 from collections.abc import Iterable
 
@@ -13,14 +13,14 @@ from polynext.distributed import Processes
 def measure_accuracy(
     model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], group: Processes
 ) -> tuple[float, float]:
-    """Top-1 accuracy in per cent and mean cross-entropy over all processes' images, each counted once."""
+    """Top-1 accuracy in percent and mean cross-entropy, over the images of all processes."""
     model.eval()
-    right = loss = count = 0.0
+    correct = loss = count = 0.0
     for images, labels in batches:
         images, labels = images.to(group.device), labels.to(group.device)
         logits = model(images).float()
-        right += (logits.argmax(dim=1) == labels).sum().item()
+        correct += (logits.argmax(dim=1) == labels).sum().item()
         loss += F.cross_entropy(logits, labels, reduction="sum").item()
         count += len(labels)
-    right, loss, count = group.total(right, loss, count)
-    return 100 * right / count, loss / count
+    correct, loss, count = group.total(correct, loss, count)
+    return 100 * correct / count, loss / count

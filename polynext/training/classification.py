@@ -30,7 +30,7 @@ from polynext.training.schedule import averages_from, head_dropout, learning_rat
 
 
 class Classification(Task):
-    """A classifier, epoch after epoch."""
+    """A classifier, trained by epochs."""
 
     command, score = "polynext train", "test_accuracy"
 
@@ -41,10 +41,10 @@ class Classification(Task):
         self.train_examples = load_examples(config.data, "train")
         self.test_examples = load_examples(config.data, "test")
         self.classes, tested = self.train_examples.classes, self.test_examples.classes
-        if tested != self.classes[: len(tested)]:  # a label would mean one thing in training and another in testing
+        if tested != self.classes[: len(tested)]:  # a label must mean the same class in both
             raise PolyNeXtError(
                 f"{config.data.name} has {len(self.classes)} classes for training ({some(self.classes, 3)}) and others "
-                f"for testing ({some(tested, 3)}): they must be the same."
+                f"for testing ({some(tested, 3)}): give data with the same classes."
             )
         self.transform = of_images(training_transform(config.data.preprocessing, config.augment))
         self.mixup = build_mixup(config, len(self.classes))
@@ -56,7 +56,7 @@ class Classification(Task):
         self.model = self.build_model().to(group.device)
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = build_optimizer(self.model, config.optimizer)
-        self.clip_grad = 0.0 if config.optimizer.name == "lamb" else config.optimizer.clip_grad  # LAMB limits its own
+        self.clip_grad = 0.0 if config.optimizer.name == "lamb" else config.optimizer.clip_grad  # LAMB clips by itself
 
     def build_model(self) -> nn.Module:
         model = build_model(self.config, len(self.classes))
@@ -77,15 +77,15 @@ class Classification(Task):
         if self.mixup is not None:
             images, targets = self.mixup(images, labels)
         logits = forward(images)
-        right = (logits.argmax(dim=1) == labels).sum().item()
+        correct = (logits.argmax(dim=1) == labels).sum().item()
         loss = cross_entropy(logits, targets, self.config)
         if self.config.model.conditioning:
             loss = loss + self.config.model.conditioning * spread_of_singular_values(self.model)
-        return loss, {"right": right, "images": len(labels)}
+        return loss, {"right": correct, "images": len(labels)}
 
     def record(self, step: int, counts: dict[str, float]) -> dict[str, Any]:
-        right, images = counts["right"], counts["images"]
-        return {"epoch": step // self.round_steps - 1, "train_accuracy": 100 * right / images}
+        correct, images = counts["right"], counts["images"]
+        return {"epoch": step // self.round_steps - 1, "train_accuracy": 100 * correct / images}
 
     def evaluates(self, step: int) -> bool:
         return step // self.round_steps % self.config.evaluate_every == 0
@@ -106,7 +106,7 @@ class Classification(Task):
         name, expected = self.config.data.name, find_data_set(self.config.data.name).classes
         problems = []
         if expected is not None and len(self.classes) != expected:
-            problems.append(f"{name} has {expected} classes and {len(self.classes)} are here: check its folders.")
+            problems.append(f"{name} has {expected} classes and {len(self.classes)} were found: check its folders.")
         if len(self.test_examples.classes) < len(self.classes):
             problems.append(f"{name} has test images of {len(self.test_examples.classes)} classes only.")
         counts = np.bincount(self.train_examples.labels, minlength=len(self.classes))
@@ -126,7 +126,7 @@ class Classification(Task):
         if config.schedule.warmup_epochs:
             found["end of warmup"] = config.schedule.warmup_epochs * self.round_steps
         if config.ema.decay:
-            found["averaging begins"] = self.average_from
+            found["start of averaging"] = self.average_from
         return found | {"last epoch": self.steps - self.round_steps}
 
     def description(self) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Classification(Task):
 
     def draw_curves(self, folder: RunFolder) -> None:
         accuracies = {
-            "train (varied images)": "train_accuracy",
+            "train (augmented)": "train_accuracy",
             "test": "test_accuracy",
             "test, averaged weights": "ema_test_accuracy",
         }
@@ -161,25 +161,25 @@ class Classification(Task):
 
 
 def train(config: TrainConfig, out: Path, resume: bool = False, profile: bool = False, quiet: bool = False) -> Path:
-    """Trains a classifier and returns its folder. With `resume` it goes on from the folder's newest state."""
+    """Trains a classifier and returns its folder. With `resume` it continues from the newest state in the folder."""
     return run(partial(Classification, config), config, out, resume, profile, quiet)
 
 
 def require_fitting_images(model: nn.Module, config: TrainConfig) -> None:
-    """That the network takes images of this size: some halve theirs more often than a small one can be."""
+    """Raises if the network cannot process images of this size, such as too small ones."""
     preprocessing = config.data.preprocessing
     try:
         with torch.no_grad():
             model.eval()(torch.zeros(1, *preprocessing.input_size))
     except (RuntimeError, AssertionError) as error:
         raise PolyNeXtError(
-            f"{config.model.name} cannot take images of {preprocessing.size} pixels ({str(error).splitlines()[0]}): "
+            f"{config.model.name} cannot process images of {preprocessing.size} pixels ({str(error).splitlines()[0]}): "
             "give a larger `data.preprocessing.size`, or another network."
         ) from error
 
 
 def build_mixup(config: TrainConfig, classes: int) -> Mixup | None:
-    """Mixup or CutMix for each batch, at even odds if both are wanted; None if neither is."""
+    """Mixup or CutMix for each batch, at even odds if the config has both; None if it has neither."""
     augment = config.augment
     if not augment.mixup and not augment.cutmix:
         return None
@@ -195,16 +195,16 @@ def build_mixup(config: TrainConfig, classes: int) -> Mixup | None:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, config: TrainConfig) -> Tensor:
-    """With labels, smoothed here, or with the mixed distributions, which Mixup has smoothed already."""
+    """Cross-entropy of labels, which it smooths, or of the distributions of Mixup, which are smoothed already."""
     if targets.ndim == 1:
         return F.cross_entropy(logits.float(), targets, label_smoothing=config.augment.label_smoothing)
     return F.cross_entropy(logits.float(), targets)
 
 
 def set_head_dropout(model: Any, rate: float) -> None:
-    """Dropout of the classifier's input: the last one in the head, if it has several as MetaFormers do."""
+    """Sets the dropout before the classifier, the last one in the head, and others in the head to 0."""
     drops = head_dropouts(model)
     if not drops and rate:
-        raise PolyNeXtError(f"{type(model).__name__} has no dropout in its head: train it with --model.dropout 0.")
+        raise PolyNeXtError(f"{type(model).__name__} has no dropout in its head: give `model.dropout` 0.")
     for drop in drops:
         drop.p = rate if drop is drops[-1] else 0.0

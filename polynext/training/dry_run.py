@@ -29,7 +29,7 @@ from polynext.memory import available_memory, peak_memory, reset_peak_memory, re
 from polynext.models.costs import count_parameters
 from polynext.threads import idle_threads_give_way
 from polynext.training.folder import STATES_KEPT, RunFolder
-from polynext.training.loop import Task, TrainingLoop
+from polynext.training.loop import Task, TrainingLoop, stride_warnings_ignored
 
 STEPS = 2  # of each phase
 DECODED = 64  # images of each split that are opened
@@ -100,7 +100,8 @@ def dry_run(
                 "this processor emulates bf16 arithmetic, which is slow: give `precision` float32. The dry run used it."
             )
         try:
-            check_run(report, partial(task, config), config, RunFolder(folder), group, 60 * minutes)
+            with stride_warnings_ignored():
+                check_run(report, partial(task, config), config, RunFolder(folder), group, 60 * minutes)
         except PolyNeXtError as error:
             report.problems.append(str(error))
         finally:
@@ -322,7 +323,7 @@ def resume_one_step(
     multiprocessing.set_start_method(method, force=True)
     os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}  # not those of the parents
     try:
-        with processes() as group:
+        with processes() as group, stride_warnings_ignored():
             loop = TrainingLoop(make_task(group), config, RunFolder(folder), group)
             loop.accumulate, loop.micro_batch = 1, images
             state = loop.folder.load_state()

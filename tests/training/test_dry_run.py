@@ -76,7 +76,7 @@ def test_every_recipe_has_a_dry_run(name: str, stand_ins: Path, tmp_path: Path, 
     assert [problem for problem in report.problems if "bf16" not in problem] == []
     assert {"first steps", "last epoch", "evaluation"} <= report.checks.keys()
     assert ("end of warmup" in report.checks) == bool(config.schedule.warmup_epochs)
-    assert ("averaging begins" in report.checks) == bool(config.ema.decay)
+    assert ("start of averaging" in report.checks) == bool(config.ema.decay)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -180,7 +180,7 @@ def test_problems_of_the_data_are_reported(tmp_path: Path, monkeypatch, capsys) 
     options = ["--data.name", "imagenet", "--data.root", "data", "--data.most-memory", "0", "--batch-size", "2"]
     colour = ["--data.preprocessing.mean", *["0.5"] * 3, "--data.preprocessing.std", *["0.5"] * 3]
     assert main(["train", "digits", "--dry-run", *options, *colour, "--micro-batch", "2"]) == 1
-    assert "imagenet has 1000 classes and 2 are here" in capsys.readouterr().out
+    assert "imagenet has 1000 classes and 2 were found" in capsys.readouterr().out
     (tmp_path / "data" / "train" / "b" / "1.png").write_bytes(b"not an image")
     assert main(["train", "digits", "--dry-run", *options, *colour, "--micro-batch", "2"]) == 1
     assert "1.png cannot be read as an image" in capsys.readouterr().out

@@ -146,7 +146,7 @@ def test_a_resumed_run_takes_new_options_and_keeps_its_network(tmp_path) -> None
     config = short(epochs=1)
     train(config, tmp_path / "run", quiet=True)
     other = dataclasses.replace(config, model=ModelConfig(name="apolynext_nano"))
-    with pytest.raises(polynext.PolyNeXtError, match="is of another network: leave --model as it was"):
+    with pytest.raises(polynext.PolyNeXtError, match="is of another network: keep --model unchanged"):
         train(other, tmp_path / "run", resume=True, quiet=True)
     assert from_yaml((tmp_path / "run" / "config.yaml").read_text()) == config
     heavier = dataclasses.replace(config, epochs=2, optimizer=dataclasses.replace(config.optimizer, weight_decay=0.7))
@@ -168,8 +168,11 @@ def test_a_resumed_run_keeps_its_epochs_and_optimiser(tmp_path) -> None:
     train(config, tmp_path / "run", quiet=True)
     state = RunFolder(tmp_path / "run").load_state()
     for changed, sentence in (
-        ({"batch_size": config.batch_size // 2, "micro_batch": config.batch_size // 2}, "steps in an epoch and would"),
-        ({"optimizer": OptimizerConfig(name="lamb")}, "with another optimiser: leave `optimizer.name` as it was"),
+        (
+            {"batch_size": config.batch_size // 2, "micro_batch": config.batch_size // 2},
+            "steps in an epoch and now has",
+        ),
+        ({"optimizer": OptimizerConfig(name="lamb")}, "with another optimiser: keep `optimizer.name` unchanged"),
     ):
         with pytest.raises(polynext.PolyNeXtError, match=sentence):
             loop_of(dataclasses.replace(config, **changed), tmp_path / "run").restore(state)
@@ -207,7 +210,7 @@ def test_watching_changes_nothing(tmp_path) -> None:
     records = [r for r in RunFolder(watched).records() if "cells" in r]
     assert [r["step"] for r in records] == list(range(1, 9))
     assert (watched / "diagnostics.png").stat().st_size > 5000
-    with pytest.raises(polynext.PolyNeXtError, match="ResNet has no cells to look into"):
+    with pytest.raises(polynext.PolyNeXtError, match="ResNet has no PolyNeXt cells"):
         train(short(diagnostics=True, model=ModelConfig(name="test_resnet")), tmp_path / "resnet", quiet=True)
 
 
@@ -321,7 +324,7 @@ def test_signals_save_and_say_how_to_go_on(running, tmp_path, number, status: in
     os.killpg(process.pid, number)  # as a terminal and a cluster do: to the workers too
     _, error = process.communicate(timeout=60)
     assert process.returncode == status
-    assert f"go on with `polynext train --resume {tmp_path / 'run'}`" in error
+    assert f"resume it with `polynext train --resume {tmp_path / 'run'}`" in error
     assert "Traceback" not in error
 
 
@@ -381,7 +384,7 @@ def test_a_torn_state_is_noticed_and_the_one_before_used(tmp_path) -> None:
     folder = RunFolder(tmp_path / "run")
     older, newest = sorted(folder.states.glob("*.pt"))
     newest.write_bytes(newest.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="is damaged and left out"):
+    with pytest.warns(UserWarning, match="is damaged: using the state before it"):
         state = folder.load_state()
     assert state["progress"]["step"] == 4
     assert older.exists()
@@ -396,7 +399,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path, monkeypatch) 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(polynext.PolyNeXtError, match=r"No space left on device.*what was saved is whole"):
+    with pytest.raises(polynext.PolyNeXtError, match=r"No space left on device.*Saved files are intact"):
         folder.save_weights("last", {"x": torch.zeros(3)})
     assert (folder.path / "last.safetensors").read_bytes() == before
     assert not list(folder.path.glob(".*"))
@@ -414,7 +417,7 @@ def test_a_run_folder_is_complete_and_starts_another_run(tmp_path, capsys) -> No
     polynext.load_weights(model, tmp_path / "run" / "best.safetensors")
     assert main(["train", str(tmp_path / "run" / "config.yaml"), "--print-config"]) == 0
     assert from_yaml(capsys.readouterr().out) == config
-    with pytest.raises(polynext.PolyNeXtError, match="already holds a run"):
+    with pytest.raises(polynext.PolyNeXtError, match="already has a run"):
         train(config, tmp_path / "run", quiet=True)
     with (
         RunFolder(tmp_path / "run").alone(),
