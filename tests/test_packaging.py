@@ -193,7 +193,7 @@ def test_a_missing_extra_is_a_message_with_the_command_that_installs_it(installa
         assert re.fullmatch(rf"this needs \w+, which is not installed: pip install -e '\.\[{extra}\]'\.", message), code
 
 
-def test_a_command_says_it_in_one_line(installations: Path) -> None:
+def test_a_command_reports_it_in_one_line(installations: Path) -> None:
     commands = ["train", "evaluate cpolynext_nano --data digits", "segment train", "encrypted plan digits"]
     calls = "; ".join(f"print(main({command.split()!r}))" for command in commands)
     result = run(installations, "", "-c", f"from polynext.cli import main; {calls}")

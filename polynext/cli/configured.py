@@ -1,4 +1,4 @@
-"""Commands that run by a config: a recipe's, a YAML file's or an interrupted run's, with options for its fields."""
+"""Commands with a config, from a recipe, a YAML file or an interrupted run, and an option for each of its fields."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from polynext.cli.sentences import with_options
+from polynext.cli.commands import with_options
 from polynext.config import LoopConfig, read_config, to_yaml
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
@@ -45,15 +45,15 @@ class Options(Generic[AnyLoopConfig]):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfiguredCommand(Generic[AnyLoopConfig]):
-    """A command that trains by a config.
+    """A command that trains.
 
     Attributes:
-        name: as it is called.
-        description: for --help.
-        recipe: the config of a name.
-        default: the recipe if none is named.
-        prefix: of a run's folder.
-        task: what such a run learns, from its config and processes.
+        name: its words on the command line.
+        description: its description in --help.
+        recipe: the function from a recipe's name to its config.
+        default: the name of the default recipe.
+        prefix: prefix of the run's folder.
+        task: the task of a config and its processes.
     """
 
     name: str
@@ -98,7 +98,7 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
         return 1 if report.problems else 0
 
     def starting_config(self, named: str | None, resumed: Path | None) -> AnyLoopConfig:
-        """What the options change."""
+        """The config before the options are applied."""
         kind = type(self.recipe(self.default))
         if resumed is not None:
             if named is not None:
@@ -112,7 +112,7 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
 
 
 def resumed_folder(arguments: list[str]) -> Path | None:
-    """What --resume names; its config has to be known before the other options can be read."""
+    """The folder of --resume, whose config has the defaults of the other options."""
     for i, argument in enumerate(arguments):
         if argument == "--resume" and i + 1 < len(arguments):
             return Path(arguments[i + 1])

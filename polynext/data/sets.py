@@ -173,9 +173,9 @@ def read_timm(config: DataConfig, split: Split) -> TimmExamples:
 ARRAYS_OR = "a .npz with train_x, train_y, test_x, test_y, or"
 FOLDERS = "a folder with train and val, each with one folder for each class"
 DATA_SETS = {
-    "digits": DataSet("scikit-learn's handwritten digits, 8x8 grey; needs no root", read_digits, 10, needs_root=False),
+    "digits": DataSet("scikit-learn's handwritten digits, 8x8 grey (no root)", read_digits, 10, needs_root=False),
     "cifar10": DataSet(f"{ARRAYS_OR} torchvision's folder", or_arrays(read_torchvision), 10),
-    "cifar10-sample": DataSet("456 images in the package; needs no root", read_cifar10_sample, 10, needs_root=False),
+    "cifar10-sample": DataSet("456 images in the package (no root)", read_cifar10_sample, 10, needs_root=False),
     "svhn": DataSet(f"{ARRAYS_OR} torchvision's folder", or_arrays(read_torchvision), 10),
     "tiny-imagenet": DataSet(f"{ARRAYS_OR} its folder as distributed", or_arrays(read_folders), 200),
     "imagenet": DataSet(f"{ARRAYS_OR} {FOLDERS}", or_arrays(read_folders), 1000),

@@ -1,11 +1,10 @@
 """The fifteen corruptions of ImageNet-C at five severities, for images of any size.
 
-Our own functions after the published definitions (Hendrycks and Dietterich, ICLR 2019), with lengths as fractions of
-the image instead of pixels of a 224-pixel one. Figures measured with them are not comparable with the released
-ImageNet-C.
+They follow the published definitions (Hendrycks and Dietterich, ICLR 2019) with lengths scaled to the image. Results
+are not comparable with the released ImageNet-C.
 
-Each takes float values in 0 to 1 of shape (H, W, C), a severity from 1 to 5, and a random generator, and returns the
-same shape; `corrupt` does that for uint8 images.
+Each function takes float values in 0 to 1 of shape (H, W, C), a severity from 1 to 5 and a random generator, and
+returns the same shape. `corrupt` is for uint8 images.
 """
 
 import io
@@ -26,7 +25,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 
 def corrupt(image: npt.NDArray[np.uint8], name: str, severity: int, seed: int = 0) -> npt.NDArray[np.uint8]:
-    """A uint8 image, (H, W) or (H, W, C), corrupted: the same for the same seed."""
+    """Corrupts a uint8 image, (H, W) or (H, W, C), with random numbers from the seed."""
     if name not in CORRUPTIONS or severity not in SEVERITIES:
         raise PolyNeXtError(
             f"there is no corruption {name!r} of severity {severity}: choose a severity from 1 to 5 and one of "
@@ -66,10 +65,10 @@ def glass_blur(x: Pixels, severity: int, generator: np.random.Generator) -> Pixe
     distance = length(x, (1, 2, 2, 3, 4)[severity - 1])
     reach = max(1, round(distance))
     rounds = (2, 1, 3, 2, 2)[severity - 1]
-    share = 1.0 if distance >= 1 else (0.3, 0.45, 0.6, 0.8, 1.0)[severity - 1]  # less than a pixel: some pixels only
+    share = 1.0 if distance >= 1 else (0.3, 0.45, 0.6, 0.8, 1.0)[severity - 1]  # below a pixel, move only some pixels
     x = blur(x, sigma).copy()
     height, width = x.shape[:2]
-    for _ in range(rounds):  # every pixel changes places with a near one
+    for _ in range(rounds):  # exchange each pixel with a near one
         dy = generator.integers(-reach, reach + 1, size=(height, width))
         dx = generator.integers(-reach, reach + 1, size=(height, width))
         moves = generator.random((height, width)) < share
@@ -121,7 +120,7 @@ def fog(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels:
 
 
 def brightness(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels:
-    """Raises the value of HSV, the largest of a pixel's channels, and the others in proportion."""
+    """Raises the value of HSV, which is the largest channel of a pixel, and the other channels in proportion."""
     amount = (0.1, 0.2, 0.3, 0.4, 0.5)[severity - 1]
     value = x.max(axis=2, keepdims=True)
     return np.where(value > 0, x * (np.minimum(value + amount, 1) / np.maximum(value, 1e-6)), amount)
@@ -180,7 +179,7 @@ def ndimage() -> Any:
 
 
 def length(x: Pixels, at_224: float, least: float = 0.0) -> float:
-    """A length given in pixels of a 224-pixel image, in pixels of this one."""
+    """A length in pixels of a 224-pixel image, scaled to this image."""
     return max(at_224 * min(x.shape[:2]) / 224, least)
 
 
@@ -197,7 +196,7 @@ def blur(x: Pixels, sigma: float) -> Pixels:
 
 
 def streak(reach: float, sigma: float, angle: float) -> Pixels:
-    """A line through the middle that fades to one side."""
+    """The kernel of a line through the centre that fades to one side."""
     size = int(np.ceil(reach))
     y, x = np.mgrid[-size : size + 1, -size : size + 1]
     along = x * np.cos(np.radians(angle)) + y * np.sin(np.radians(angle))
@@ -207,7 +206,7 @@ def streak(reach: float, sigma: float, angle: float) -> Pixels:
 
 
 def zoomed(x: Pixels, zoom: float) -> Pixels:
-    """The middle of the image enlarged to the whole."""
+    """The centre of the image, enlarged to its size."""
     centre = (np.array(x.shape[:2]) - 1) / 2
     offset = centre - centre / zoom
     return each_channel(
@@ -216,7 +215,7 @@ def zoomed(x: Pixels, zoom: float) -> Pixels:
 
 
 def cloud(size: tuple[int, ...], decay: float, generator: np.random.Generator) -> Pixels:
-    """Smooth noise in 0 to 1 with as much of each frequency as its power `-decay`, as fractal clouds have."""
+    """Fractal noise in 0 to 1: the amplitude of a frequency f is f^-decay."""
     frequency = np.hypot(np.fft.fftfreq(size[0])[:, None] * size[0], np.fft.fftfreq(size[1]) * size[1])
     spectrum = np.fft.fft2(generator.normal(size=size)) / np.maximum(frequency, 1) ** decay
     noise = np.fft.ifft2(spectrum).real
@@ -224,7 +223,7 @@ def cloud(size: tuple[int, ...], decay: float, generator: np.random.Generator) -
 
 
 def ice_texture(size: tuple[int, ...], generator: np.random.Generator) -> Pixels:
-    """Bright ridges where two clouds meet, denser towards the border, as ice grows on a pane."""
+    """Bright ridges where two clouds meet, denser towards the border, like ice on a window."""
     ridges = 1 - np.abs(cloud(size, 1.2, generator) - cloud(size, 1.2, generator)) * 2
     y, x = np.mgrid[: size[0], : size[1]]
     border = np.maximum(np.abs(2 * y / max(size[0] - 1, 1) - 1), np.abs(2 * x / max(size[1] - 1, 1) - 1))

@@ -1,7 +1,7 @@
-"""Named changes of a model's parts: the networks of the paper's ablations (Tables 3, 4, Section 4.3), and a few more.
+"""Changes of a model: its architecture in numbers, and variants by name.
 
-A variant is other blocks, another architecture, or polynomial modules in somebody else's network. It is part of a
-training run's config, so that the run's folder tells the whole network.
+The variants are the networks of the paper's ablations (Tables 3 and 4, Section 4.3) and a few more. Both are part of a
+training run's config, so that the folder of a run defines its network.
 """
 
 import functools
@@ -56,11 +56,11 @@ class Variant:
     """A named change of a model's parts.
 
     Attributes:
-        what: the change in words.
-        blocks: how the parts of PolyNeXt's cells are built instead.
-        rebuild: what becomes of PolyNeXt's architecture.
-        mixers: what `replace_mixers` puts into a network that is not PolyNeXt.
-        changes: the part without which there is nothing to change.
+        what: a description of the change.
+        blocks: other blocks for PolyNeXt's cells.
+        rebuild: a function that changes PolyNeXt's architecture.
+        mixers: arguments of `replace_mixers`, for a network that is not PolyNeXt.
+        changes: the part that is changed, which the model must have.
     """
 
     what: str
@@ -233,7 +233,7 @@ def split_variant(text: str) -> tuple[str, dict[str, Any]]:
 
 
 class WithConv(Blocks):
-    """Another module in place of PolyConv, built from its width, ratio and coarse kernel."""
+    """Another module instead of PolyConv, built from its width, ratio and coarse kernel."""
 
     def __init__(self, conv: Callable[..., nn.Module]):
         self.conv = conv
@@ -245,7 +245,7 @@ class WithConv(Blocks):
 
 
 class Fused(WithConv):
-    """Something else than the Hadamard product in every PolyConv and PolyMLP."""
+    """Another operation instead of the Hadamard product in every PolyConv and PolyMLP."""
 
     def __init__(self, fuse: Fusion):
         super().__init__(partial(FusedConv, fuse=fuse))
@@ -256,7 +256,7 @@ class Fused(WithConv):
 
 
 class Added(Fused):
-    """No product anywhere: what is left that is not linear are the norms."""
+    """Addition instead of every product, so that only the norms are nonlinear."""
 
     def __init__(self) -> None:
         super().__init__(addition)
@@ -266,7 +266,7 @@ class Added(Fused):
 
 
 class WithGeluMLP(Blocks):
-    """A plain MLP in place of PolyMLP, with a norm after it or without."""
+    """An MLP with GELU instead of PolyMLP, with or without a norm after it."""
 
     def __init__(self, post_norm: bool):
         self.post_norm = post_norm
@@ -277,7 +277,7 @@ class WithGeluMLP(Blocks):
 
 
 class WithAttention(Blocks):
-    """Another module in place of PolyAttention, built from its stage and the size of its maps."""
+    """Another module instead of PolyAttention, built from its stage and the size of its feature maps."""
 
     def __init__(self, attention: Callable[..., nn.Module]):
         self.attention = attention
@@ -297,12 +297,12 @@ def poly_attention(stage: StageConfig, size: Size, **options: Any) -> nn.Module:
 
 
 def standard_attention(stage: StageConfig, size: Size, **options: Any) -> nn.Module:
-    """With fewer heads than PolyAttention, about as wide, for the same number of multiply-accumulates."""
+    """Softmax attention with about as many multiply-accumulates as PolyAttention, by fewer heads."""
     if stage.window is not None:
-        raise PolyNeXtError("the variant 'standard-attention' has no windows: take it without a window.")
+        raise PolyNeXtError("the variant 'standard-attention' has no windows: leave out `model.window`.")
     width, tokens = stage.width, size[0] * size[1]
     inner = 32 * (stage.heads or math.ceil(width / 64))
-    # A token costs PolyAttention three projections, depthwise 5x5 and 3x3 twice each, weights and their sums.
+    # Of PolyAttention for a token: three projections, two depthwise 5x5 and two 3x3, the kernel and the weighted sums.
     wanted = inner * (3 * width + 2 * 25 + 2 * 9 + 2 * tokens) / (4 * width + 2 * tokens)
     choices = [(heads, round(wanted / heads)) for heads in {max(1, math.floor(wanted / 32)), math.ceil(wanted / 32)}]
     heads, head_dim = min(choices, key=lambda choice: (abs(math.prod(choice) - wanted), choice))
@@ -318,7 +318,7 @@ def attention_variant(what: str, attention: Callable[..., nn.Module]) -> Variant
 
 
 def norm_variant(what: str, **changed: bool) -> Variant:
-    """Other fully polynomial norms."""
+    """Other options of the fully polynomial norms."""
     return Variant(what=what, rebuild=lambda config, *_: replace(config, **changed), changes="position norm")
 
 
@@ -326,14 +326,14 @@ def norm_variant(what: str, **changed: bool) -> Variant:
 
 
 class WithLearnableScale(Blocks):
-    """Free scalars that start where Sigmoid-Scale does."""
+    """Unconstrained scalars with the initial values of Sigmoid-Scale."""
 
     def scale(self, config: PolyNeXtConfig, stage: StageConfig, **dd: Any) -> nn.Module:
         return LearnableScale([1 / (1 + math.exp(-logit)) for logit in config.scale_logits], **dd)
 
 
 class WithLayerScale(Blocks):
-    """A free scale per channel."""
+    """An unconstrained scale for each channel."""
 
     def __init__(self, start: float):
         self.start = start
@@ -343,7 +343,7 @@ class WithLayerScale(Blocks):
 
 
 class SingleInput(Blocks):
-    """Each cell sees the cell before it only."""
+    """Cells with one input, the output of the cell before."""
 
     def skip(self, stage: StageConfig, **dd: Any) -> nn.Module:
         return NewestInput()
@@ -353,7 +353,7 @@ class SingleInput(Blocks):
 
 
 class WithoutCellNorm(Blocks):
-    """The sum of its inputs goes into a cell as it is."""
+    """Cells without the norm of their input."""
 
     def cell_norm(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         return nn.Identity()
@@ -361,7 +361,7 @@ class WithoutCellNorm(Blocks):
 
 @functools.cache
 def widened(architecture: PolyNeXtConfig, in_chans: int, num_classes: int, stacks: int) -> PolyNeXtConfig:
-    """Fewer stacks in each cell and wider stages, with the same number of parameters to 1%."""
+    """Fewer stacks in each cell and wider stages, with the same number of parameters within 1%."""
     fewer = tuple(replace(stage, stacks=min(stage.stacks, stacks)) for stage in architecture.stages)
 
     def parameters(stages: Sequence[StageConfig]) -> int:
@@ -377,22 +377,22 @@ def widened(architecture: PolyNeXtConfig, in_chans: int, num_classes: int, stack
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (middle, high) if parameters(wider(middle)) < wanted else (low, middle)
-    # Widths are whole numbers, which is too coarse for small networks: the last PolyMLPs' width makes up for the rest.
+    # Integer widths are too coarse for small networks: the hidden width of the last stage makes up the difference.
     *first, last = wider(low)
-    hidden = int(last.width * last.mlp_ratio)  # PolyMLP truncates: the half below keeps it on the right side
+    hidden = int(last.width * last.mlp_ratio)  # PolyMLP truncates; adding 0.5 below avoids rounding errors
     candidates = [[*first, replace(last, mlp_ratio=(hidden + 2 * i + 0.5) / last.width)] for i in range(17)]
     nearest = min(candidates, key=lambda stages: abs(parameters(stages) - wanted))
     return replace(architecture, stages=tuple(nearest))
 
 
 def nearest_width(width: float, stage: StageConfig) -> int:
-    """The nearest for which PolyMLP's two branches have the same width."""
+    """The nearest width for which PolyMLP's two branches are equally wide."""
     step = next(w for w in range(1, 65) if (w * stage.mlp_ratio) % 2 == 0)
     return max(step, step * round(width / step))
 
 
 def with_scales(logits: Callable[[int], tuple[float, ...]]) -> Rebuild:
-    """Other initial logits of Sigmoid-Scale, as many as the network has."""
+    """Other initial logits of Sigmoid-Scale, of the same number."""
     return lambda config, in_chans, num_classes: replace(config, scale_logits=logits(len(config.scale_logits)))
 
 
@@ -427,14 +427,14 @@ VARIANTS = {
     "polyconv": Variant(what="convolutions -> PolyConv", mixers=mixers(conv=PolyConv)),
     "polyattn": Variant(what="attention -> PolyAttn", mixers=mixers(attention=PolyAttention)),
     "poly": Variant(what="convolutions and attention -> PolyConv and PolyAttn", mixers=mixers(PolyConv, PolyAttention)),
-    # What a reader may ask further
+    # Not in the paper
     "no-flip": conv_variant("no channel flip", UnflippedConv),
     "no-dilation": conv_variant("coarse branch without dilation", partial(PolyConv, dilation=1)),
     "scales-half": Variant(what="all scales start at 1/2", rebuild=with_scales(lambda n: (0.0,) * n)),
     "scales-falling": Variant(what="logits start at 0, -1/2, -1, ...", rebuild=with_scales(falling)),
     "scales-halving": Variant(what="scales start at 1/2, 1/2, 1/4, 1/8, ...", rebuild=with_scales(halving)),
     "position-norm": Variant(what="norms -> position norms (fully polynomial)", blocks=FullyPolynomialBlocks()),
-    # Of the fully polynomial networks (_bn)
+    # For fully polynomial networks (_bn)
     "position-beta": norm_variant("position norms with beta (Appendix C.5)", norm_beta=True),
     "shared-statistics": norm_variant("statistics shared by all processes", share_statistics=True),
 }

@@ -1,6 +1,7 @@
 """Training a classifier."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,6 @@ from polynext.data.sets import find_data_set
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.models.published import some
-from polynext.training.accuracy import measure_accuracy
 from polynext.training.conditioning import spread_of_singular_values
 from polynext.training.folder import RunFolder
 from polynext.training.loop import Forward, Task, run
@@ -163,6 +163,23 @@ class Classification(Task):
 def train(config: TrainConfig, out: Path, resume: bool = False, profile: bool = False, quiet: bool = False) -> Path:
     """Trains a classifier and returns its folder. With `resume` it continues from the newest state in the folder."""
     return run(partial(Classification, config), config, out, resume, profile, quiet)
+
+
+@torch.inference_mode()
+def measure_accuracy(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], group: Processes
+) -> tuple[float, float]:
+    """Top-1 accuracy in percent and mean cross-entropy, over the images of all processes."""
+    model.eval()
+    correct = loss = count = 0.0
+    for images, labels in batches:
+        images, labels = images.to(group.device), labels.to(group.device)
+        logits = model(images).float()
+        correct += (logits.argmax(dim=1) == labels).sum().item()
+        loss += F.cross_entropy(logits, labels, reduction="sum").item()
+        count += len(labels)
+    correct, loss, count = group.total(correct, loss, count)
+    return 100 * correct / count, loss / count
 
 
 def require_fitting_images(model: nn.Module, config: TrainConfig) -> None:

@@ -62,7 +62,7 @@ def test_ranges_and_types_are_those_of_the_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("optimizer: {learning_rate: 1}", r"optimizer\.learning_rate is not a field: the fields are name, lr"),
         ("epoks: 3", "the configuration: epoks is not a field"),
@@ -76,6 +76,6 @@ def test_ranges_and_types_are_those_of_the_fields() -> None:
         ("a: [", "is not YAML"),
     ],
 )
-def test_a_wrong_yaml_is_told_in_a_sentence(text: str, sentence: str) -> None:
-    with pytest.raises(polynext.PolyNeXtError, match=sentence):
+def test_a_wrong_yaml_is_reported_in_a_message(text: str, message: str) -> None:
+    with pytest.raises(polynext.PolyNeXtError, match=message):
         from_yaml(text)

@@ -37,12 +37,12 @@ def test_every_recipe_names_a_model_and_survives_yaml() -> None:
 
 
 @pytest.mark.parametrize("name", ["monet_tiny", "dttn_small_bn", "convformer_s18", "apolynext_tiny_bn"])
-def test_networks_of_the_paper_take_every_regularisation(name: str) -> None:
+def test_networks_of_the_paper_support_all_regularisation(name: str) -> None:
     check_regularisation(ModelConfig(name=name, drop_path=0.2, dropout=0.4))
 
 
 @pytest.mark.parametrize("augment", dict.fromkeys(recipe(name).augment for name in RECIPES))
-def test_every_recipes_images_can_be_made(augment: AugmentConfig) -> None:
+def test_every_recipe_can_augment_images(augment: AugmentConfig) -> None:
     """Thousands of them: RandAugment asks for a posterised image of no bits twice in a thousand times."""
     preprocessing = Preprocessing(size=12, resize=12, mean=(0.5,) * 3, std=(0.25,) * 3)
     transform, generator = training_transform(preprocessing, augment), np.random.default_rng(0)
@@ -58,7 +58,7 @@ def test_every_recipes_images_can_be_made(augment: AugmentConfig) -> None:
     assert bool(black) == (augment.rand_augment != "")
 
 
-def test_recipes_hold_the_papers_numbers() -> None:
+def test_recipes_have_the_numbers_of_the_paper() -> None:
     base = recipe("cpolynext_base")
     assert (base.optimizer.name, base.optimizer.lr, base.optimizer.weight_decay) == ("adamw", 0.004, 0.01)
     assert (base.model.drop_path, base.model.dropout, base.schedule.warmup_epochs) == (0.3, 0.6, 5)
@@ -76,7 +76,7 @@ def test_recipes_hold_the_papers_numbers() -> None:
     assert svhn.ema.decay == 0.0
 
 
-def test_metaformers_recipe_is_its_own_scripts() -> None:
+def test_the_metaformer_recipe_equals_its_script() -> None:
     """timm 0.6.11: the cosine counts from the first epoch, ten epochs of cooldown, no decay on norms and biases."""
     config = recipe("caformer_s18")
     assert (config.batch_size, config.epochs, config.ema.decay, config.model.dropout) == (4096, 310, 0.0, 0.0)
@@ -163,7 +163,7 @@ def test_fields_are_set_on_the_command_line(capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["train", "sifar10"], "there is no recipe 'sifar10'"),
         (["train", "absent.yaml"], "there is no file absent.yaml"),
@@ -200,10 +200,10 @@ def test_fields_are_set_on_the_command_line(capsys) -> None:
         ),
     ],
 )
-def test_mistakes_get_one_sentence(arguments: list[str], sentence: str, tmp_path, capsys) -> None:
+def test_mistakes_get_one_message(arguments: list[str], message: str, tmp_path, capsys) -> None:
     assert main([str(tmp_path / "out") if a == "OUT" else a for a in arguments]) == 2
     error = capsys.readouterr().err
-    assert sentence in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -231,7 +231,7 @@ def test_the_penalty_for_encryption_is_zero_for_orthogonal_maps_and_grows_toward
     assert 0 < spreads[0] < spreads[1] < spreads[2]
 
 
-def test_the_penalty_conditions_what_it_is_trained_with(tmp_path: Path) -> None:
+def test_training_with_the_penalty_improves_the_condition_number(tmp_path: Path) -> None:
     def condition(weight: float) -> float:
         config = recipe("digits")
         config = replace(config, model=replace(config.model, conditioning=weight), epochs=2, ema=EmaConfig(decay=0.0))
@@ -243,7 +243,7 @@ def test_the_penalty_conditions_what_it_is_trained_with(tmp_path: Path) -> None:
         spread_of_singular_values(torch.nn.Linear(2, 2))
 
 
-def test_frozen_statistics_stay_and_the_network_learns_as_the_polynomial_it_is(tmp_path: Path) -> None:
+def test_frozen_statistics_do_not_change_and_the_weights_do(tmp_path: Path) -> None:
     model = ModelConfig(name="cpolynext_nano_bn")
     config = replace(recipe("digits"), model=model, epochs=1, schedule=ScheduleConfig(warmup_epochs=1))
     weights = train(config, tmp_path / "run", quiet=True) / "last.safetensors"

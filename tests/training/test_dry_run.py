@@ -188,7 +188,7 @@ def test_problems_of_the_data_are_reported(tmp_path: Path, monkeypatch, capsys) 
     assert "there is no folder absent" in capsys.readouterr().out
 
 
-def test_a_folder_that_came_to_hold_another_run_stays(stand_ins: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_with_another_run_is_not_removed(stand_ins: Path, tmp_path: Path, monkeypatch) -> None:
     runs = tmp_path / "runs"
     monkeypatch.setattr(module, "check_resume", lambda *given: (runs / "another").mkdir())
     with torch.compiler.set_stance("force_eager"):
