@@ -13,16 +13,17 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from polynext.config import LoopConfig, to_yaml
-from polynext.data.loader import Labelled
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
 from polynext.memory import available_memory, peak_memory, reset_peak_memory, return_freed_memory
@@ -90,9 +91,9 @@ def dry_run(
         minutes: about how long a dry run may take on a CPU, with fewer images at once if necessary.
         show: is called with a line for each check, as soon as it is done.
     """
-    with processes() as group:
-        folder = Path(group.same(str(out.with_name(f".dry-run-{out.name}-{os.getpid()}"))))
-        missing = [parent for parent in (folder.parent, *folder.parent.parents) if not parent.exists()]
+    nearest = next(parent for parent in out.absolute().parents if parent.exists())
+    with processes() as group, TemporaryDirectory(prefix=".dry-run-", dir=nearest) as own:
+        folder = RunFolder(Path(group.same(own)))
         report = DryRunReport(show if group.first else lambda line: None)
         if config.precision == "bf16" and group.device.type == "cpu" and not has_bf16_arithmetic():
             config = replace(config, precision="float32")
@@ -101,15 +102,9 @@ def dry_run(
             )
         try:
             with stride_warnings_ignored():
-                check_run(report, partial(task, config), config, RunFolder(folder), group, 60 * minutes)
+                check_run(report, partial(task, config), config, folder, group, 60 * minutes)
         except PolyNeXtError as error:
             report.problems.append(str(error))
-        finally:
-            if group.first:
-                shutil.rmtree(folder, ignore_errors=True)
-                for parent in missing:
-                    with suppress(OSError):  # it may hold another run by now
-                        parent.rmdir()
         report.problems = group.same(report.problems)
         return report
 
@@ -150,19 +145,13 @@ def check_data(report: DryRunReport, task: Task) -> None:
     counts = []
     for split, pairs in task.sources().items():
         counts.append(f"{len(pairs):,} {split}")
-        report.problems += unreadable(pairs)
+        for index in sorted({round(i * (len(pairs) - 1) / (DECODED - 1)) for i in range(DECODED)}):
+            try:
+                pairs[index]
+            except PolyNeXtError as error:
+                report.problems.append(str(error))
     report.problems += task.data_problems()
     report.add("data", f"{' and '.join(counts)} images, {DECODED} of each opened")
-
-
-def unreadable(pairs: Labelled) -> list[str]:
-    messages = []
-    for index in sorted({round(i * (len(pairs) - 1) / (DECODED - 1)) for i in range(DECODED)}):
-        try:
-            pairs[index]
-        except PolyNeXtError as error:
-            messages.append(str(error))
-    return messages
 
 
 def choose_micro_batch(report: DryRunReport, loop: TrainingLoop, end: float) -> tuple[float, float]:
@@ -290,26 +279,16 @@ def check_resume(
     return_freed_memory()
     if group.device.type == "cuda":
         torch.cuda.empty_cache()
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(duplex=False)
-    port = group.same(free_port())
-    method = multiprocessing.get_start_method()  # of the workers, which a spawned process would spawn too
-    child = context.Process(target=resume_one_step, args=(make_task, config, images, folder, port, method, send))
-    with idle_threads_give_way():
-        child.start()
-    send.close()
+    environment = {"MASTER_PORT": str(group.same(free_port())), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    method = multiprocessing.get_start_method()  # of the data workers, which a spawned process would spawn too
+    spawn = multiprocessing.get_context("spawn")
     try:
-        found: float | str = receive.recv()
-    except EOFError:
-        found = "it ended before its first step"
-    except KeyboardInterrupt:
-        child.terminate()
-        raise
-    finally:
-        child.join()
-    if isinstance(found, str):
-        report.problems.append(f"the run cannot be resumed: {found}")
-    elif not math.isclose(found, expected, rel_tol=LOSS_TOLERANCE):
+        with idle_threads_give_way(), ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+            found = pool.submit(resume_one_step, make_task, config, images, folder, environment, method).result()
+    except BrokenProcessPool:
+        report.problems.append("the run cannot be resumed: the new process ended before its first step.")
+        return
+    if not math.isclose(found, expected, rel_tol=LOSS_TOLERANCE):
         report.problems.append(f"the resumed run differs: its loss is {found:.6f} instead of {expected:.6f}.")
     else:
         same = "the same" if found == expected else f"{expected:.6f} here"
@@ -317,25 +296,20 @@ def check_resume(
 
 
 def resume_one_step(
-    make_task: MakeTask, config: LoopConfig, images: int, folder: Path, port: int, method: str, send: Any
-) -> None:
-    """In the new process: restores the state as `--resume` does, and takes one step."""
+    make_task: MakeTask, config: LoopConfig, images: int, folder: Path, environment: dict[str, str], method: str
+) -> float:
+    """In the new process: restores the state as `--resume` does, takes one step, and returns its loss."""
     multiprocessing.set_start_method(method, force=True)
-    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}  # not those of the parents
-    try:
-        with processes() as group, stride_warnings_ignored():
-            loop = TrainingLoop(make_task(group), config, RunFolder(folder), group)
-            loop.accumulate, loop.micro_batch = 1, images
-            state = loop.folder.load_state()
-            if state is None:
-                raise PolyNeXtError(f"{folder} has no intact state.")
-            loop.restore(state)
-            take_steps(loop, loop.progress.step, 1)
-            send.send(loop.last_loss)
-    except PolyNeXtError as error:
-        send.send(str(error))
-    finally:
-        send.close()
+    os.environ |= environment  # for a group of the new processes instead of that of the parents
+    with processes() as group, stride_warnings_ignored():
+        loop = TrainingLoop(make_task(group), config, RunFolder(folder), group)
+        loop.accumulate, loop.micro_batch = 1, images
+        state = loop.folder.load_state()
+        if state is None:
+            raise PolyNeXtError(f"{folder} has no intact state.")
+        loop.restore(state)
+        take_steps(loop, loop.progress.step, 1)
+        return loop.last_loss
 
 
 def has_bf16_arithmetic() -> bool:

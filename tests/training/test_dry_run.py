@@ -190,7 +190,7 @@ def test_problems_of_the_data_are_reported(tmp_path: Path, monkeypatch, capsys) 
 
 def test_a_folder_with_another_run_is_not_removed(stand_ins: Path, tmp_path: Path, monkeypatch) -> None:
     runs = tmp_path / "runs"
-    monkeypatch.setattr(module, "check_resume", lambda *given: (runs / "another").mkdir())
+    monkeypatch.setattr(module, "check_resume", lambda *given: (runs / "another").mkdir(parents=True))
     with torch.compiler.set_stance("force_eager"):
         dry_run(NarrowClassification, small(recipe("cifar10"), stand_ins), runs / "run", minutes=0.01)
     assert [folder.name for folder in runs.iterdir()] == ["another"]
