@@ -20,23 +20,27 @@ ALLOWED = {
     "models": {"nn"},
     "acceleration": {"nn", "models"},
     "data": set(),
-    "runs": {"data", "models", "training"},
+    "config": {"nn", "models", "acceleration", "data"},
+    "runs": {"config", "data", "models"},
     "export": {"models", "acceleration"},
-    "training": {"nn", "models", "acceleration", "data"},
-    "recipes": {"training", "models", "data"},
+    "training": {"config", "nn", "models", "acceleration", "data"},
+    "recipes": {"config", "models", "data"},
     "evaluation": {"models", "acceleration", "data", "runs"},
-    "segmentation": {"models", "acceleration", "data", "training"},
+    "segmentation": {"config", "models", "acceleration", "data", "training"},
     "circuit": set(),
     "encrypted.runtime": set(),
     "encrypted": {"encrypted.runtime"},
     "encrypted.compiler": {"circuit", "encrypted.runtime", "encrypted", "models", "runs"},
     "service": {"encrypted", "encrypted.runtime", "encrypted.compiler"},
     "experiments": {
-        "models", "acceleration", "data", "runs", "export", "training", "recipes", "evaluation", "segmentation",
-        "encrypted", "encrypted.runtime", "encrypted.compiler",
+        "config", "models", "acceleration", "data", "runs", "export", "training", "recipes", "evaluation",
+        "segmentation", "encrypted", "encrypted.runtime", "encrypted.compiler",
     },
 }  # fmt: skip
-BASE = {"arrays", "distributed", "errors", "extras", "files", "memory", "paper", "preprocessing", "tables", "threads"}
+BASE = {
+    "arrays", "distributed", "errors", "extras", "files", "memory", "paper", "preprocessing", "schema", "tables",
+    "threads",
+}  # fmt: skip
 FRONT = {"__init__", "__main__", "cli"}  # may import everything
 THIRD_PARTY = {
     "nn": {"torch"},

@@ -13,8 +13,6 @@ import tyro
 from tqdm import tqdm
 
 from polynext.errors import PolyNeXtError
-from polynext.experiments.report import save_figure
-from polynext.experiments.speed.figures import draw
 from polynext.models import list_models
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.registry import KINDS, Kind
@@ -54,6 +52,9 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
         plot: also draw the paper's scaling figure, accuracy against parameters and FLOPs, to this file.
     """
     if plot:
+        from polynext.experiments.report import save_figure
+        from polynext.experiments.speed.figures import draw
+
         save_figure(draw(), plot)
     names = fnmatch.filter(list_models(), pattern)
     if not names:

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
+from polynext.config import TrainConfig
 from polynext.data import DataConfig, load_examples
 from polynext.distributed import cores
 from polynext.errors import PolyNeXtError
@@ -31,7 +32,6 @@ from polynext.experiments.report import Report
 from polynext.files import write_atomically
 from polynext.threads import idle_threads_give_way
 from polynext.training.classification import train
-from polynext.training.config import TrainConfig
 from polynext.training.folder import RunFolder
 from polynext.training.loop import DivergedError
 from polynext.training.stopping import Interrupted, termination_as_interrupt

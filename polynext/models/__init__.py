@@ -17,12 +17,13 @@ from polynext.models.network import (
     StageConfig,
 )
 from polynext.models.published import PUBLISHED
-from polynext.models.variants import VARIANTS, Variant, create_variant
+from polynext.models.variants import VARIANTS, ArchitectureChanges, Variant, create_variant
 
 __all__ = [
     "DTTN",
     "PUBLISHED",
     "VARIANTS",
+    "ArchitectureChanges",
     "Blocks",
     "FullyPolynomialBlocks",
     "MONet",

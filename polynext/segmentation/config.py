@@ -7,12 +7,14 @@ from typing import Literal
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from polynext.acceleration import Memory
-from polynext.errors import PolyNeXtError, require_at_least, require_share
-from polynext.training.config import EmaConfig, LoopConfig, check_optimizer, fields, require_room_for_warmup
+from polynext.config import EmaConfig, LoopConfig
+from polynext.config.training import check_warmup
+from polynext.errors import PolyNeXtError
+from polynext.schema import Config, NonNegative, NonNegativeInt, Positive, PositiveInt, Share, ShareBelowOne
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationModelConfig:
+class SegmentationModelConfig(Config):
     """The network.
 
     Attributes:
@@ -28,13 +30,13 @@ class SegmentationModelConfig:
     backbone: str = "cpolynext_small"
     backbone_weights: Path | None = None
     pretrained: bool = False
-    drop_path: float = 0.3
-    width: int = 512
+    drop_path: ShareBelowOne = 0.3
+    width: PositiveInt = 512
     memory: Memory = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationDataConfig:
+class SegmentationDataConfig(Config):
     """Images and masks, and their augmentation.
 
     Attributes:
@@ -55,20 +57,20 @@ class SegmentationDataConfig:
 
     name: Literal["ade20k", "camvid", "folder"] = "ade20k"
     root: Path | None = None
-    resize: tuple[int, int] = (2048, 512)
-    factors: tuple[float, float] = (0.5, 2.0)
-    crop: int = 512
-    stride: int = 341
-    most_of_a_class: float = 0.75
-    hflip: float = 0.5
+    resize: tuple[PositiveInt, PositiveInt] = (2048, 512)
+    factors: tuple[Positive, Positive] = (0.5, 2.0)
+    crop: PositiveInt = 512
+    stride: PositiveInt = 341
+    most_of_a_class: Share = 0.75
+    hflip: Share = 0.5
     distortion: bool = True
     mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
-    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
-    workers: int = 4
+    std: tuple[Positive, Positive, Positive] = IMAGENET_DEFAULT_STD
+    workers: NonNegativeInt = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationOptimizerConfig:
+class SegmentationOptimizerConfig(Config):
     """AdamW with linear warmup and linear decay.
 
     Attributes:
@@ -82,14 +84,14 @@ class SegmentationOptimizerConfig:
         clip_cells: limit of the gradient's norm at each cell's output, 0 for none; the paper uses 5 for APolyNeXt.
     """
 
-    lr: float = 1e-4
-    head_factor: float = 10.0
-    weight_decay: float = 0.05
-    betas: tuple[float, float] = (0.9, 0.999)
-    warmup: int = 1500
-    warmup_factor: float = 1e-6
-    clip_grad: float = 0.0
-    clip_cells: float = 0.0
+    lr: NonNegative = 1e-4
+    head_factor: NonNegative = 10.0
+    weight_decay: NonNegative = 0.05
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
+    warmup: NonNegativeInt = 1500
+    warmup_factor: Share = 1e-6
+    clip_grad: NonNegative = 0.0
+    clip_cells: NonNegative = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,32 +110,21 @@ class SegmentationConfig(LoopConfig):
     model: SegmentationModelConfig = field(default_factory=SegmentationModelConfig)
     data: SegmentationDataConfig = field(default_factory=SegmentationDataConfig)
     optimizer: SegmentationOptimizerConfig = field(default_factory=SegmentationOptimizerConfig)
-    iterations: int = 160_000
-    auxiliary_weight: float = 0.4
-    evaluate_every: int = 16_000
+    iterations: PositiveInt = 160_000
+    auxiliary_weight: NonNegative = 0.4
+    evaluate_every: PositiveInt = 16_000
     ema: EmaConfig = field(default_factory=lambda: EmaConfig(decay=0.0))
-    batch_size: int = 16
-    micro_batch: int = 0
+    batch_size: PositiveInt = 16
+    micro_batch: NonNegativeInt = 0
     compile: bool = False
 
     def check(self) -> None:
         super().check()
         data = self.data
-        require_at_least(1, iterations=self.iterations, evaluate_every=self.evaluate_every)
-        require_at_least(
-            1, **fields(self, "data.crop", "data.stride", "model.width"), **{"data.resize": min(data.resize)}
-        )
-        require_at_least(0, **fields(self, "data.workers", "optimizer.warmup", "optimizer.clip_cells"))
-        require_at_least(0, **fields(self, "optimizer.head_factor", "auxiliary_weight"))
-        require_share(**fields(self, "data.hflip", "data.most_of_a_class", "optimizer.warmup_factor"))
-        require_share(whole=False, **fields(self, "model.drop_path"))
-        check_optimizer(self)
-        require_room_for_warmup(self.iterations, "iterations", self.optimizer.warmup, "optimizer.warmup")
-        if not 0 < data.factors[0] <= data.factors[1]:
+        check_warmup(self.iterations, "iterations", self.optimizer.warmup, "optimizer.warmup")
+        if data.factors[0] > data.factors[1]:
             given = " ".join(f"{factor:g}" for factor in data.factors)
-            raise PolyNeXtError(f"`data.factors` is {given}: give two numbers above 0, the smaller one first.")
-        if min(data.std) <= 0:
-            raise PolyNeXtError(f"`data.std` has {min(data.std):g}: give numbers above 0.")
+            raise PolyNeXtError(f"`data.factors` is {given}: give the smaller number first.")
         if data.stride > data.crop:
             raise PolyNeXtError(
                 f"a stride of {data.stride} leaves gaps between windows of {data.crop}: give at most that."

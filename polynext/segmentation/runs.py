@@ -4,6 +4,7 @@ from pathlib import Path
 
 import timm
 
+from polynext.config import TrainConfig, from_yaml, read_config
 from polynext.errors import PolyNeXtError
 from polynext.models.checkpoints import read_checkpoint, read_metadata, stored_classes
 from polynext.paper import published_figure
@@ -12,7 +13,6 @@ from polynext.segmentation.config import SegmentationConfig, SegmentationModelCo
 from polynext.segmentation.data import class_names
 from polynext.segmentation.recipes import RECIPES, segmentation_recipe
 from polynext.segmentation.upernet import UPerNet
-from polynext.training.config import TrainConfig, from_yaml, read_config
 
 
 def load_segmentation_run(

@@ -89,13 +89,13 @@ class Segmentation(Task):
     def description(self) -> dict[str, str]:
         return {"backbone": self.config.model.backbone, "classes": json.dumps(self.val_pairs.classes)}
 
-    def where(self, step: int) -> str:
+    def position(self, step: int) -> str:
         return f"iteration {step + 1}/{self.steps}"
 
     def figure(self, score: float) -> str:
         return f"mIoU {score:.2f}"
 
-    def sentence(self, record: dict[str, Any]) -> str:
+    def summary(self, record: dict[str, Any]) -> str:
         averaged = f", averaged mIoU {record['ema_miou']:.2f}" if "ema_miou" in record else ""
         return (
             f"iteration {record['step']}: mIoU {record['miou']:.2f}{averaged}, pixels {record['pixel_accuracy']:.2f}%, "

@@ -22,7 +22,7 @@ from polynext.models import create_model
 from polynext.models.network import Cell
 from polynext.models.polynext import CONFIGS, halving
 from polynext.models.substitutes import FineConv, GeluMLP, SeparableConv, StandardAttention
-from polynext.models.variants import create_variant, widened
+from polynext.models.variants import ArchitectureChanges, create_variant, widened
 from polynext.nn import (
     LayerScale,
     LearnableScale,
@@ -202,23 +202,31 @@ def test_an_ablations_folder_is_an_ordinary_run_folder(tmp_path: Path, capsys) -
 
 def test_a_variant_that_would_change_nothing_is_refused() -> None:
     for name, variant, sentence in [
-        ("cpolynext_tiny", "degree-3", "cpolynext_tiny has no attention that the variant 'degree-3' could change"),
+        ("cpolynext_tiny", "degree-3", "cpolynext_tiny has no attention, which the variant 'degree-3' changes"),
         ("cpolynext_tiny", "softer", "there is no variant 'softer'"),
         ("resnet18", "addition", "resnet18 has no variant 'addition'"),
         ("resnet18", "polyconv", "ResNet has nothing to replace"),
-        ("cpolynext_tiny", "scales-halving", "changes nothing: cpolynext_tiny is so without it"),
-        ("cpolynext_micro", "scales-falling", "changes nothing"),
-        ("cpolynext_tiny", "position-beta", "no position norm that the variant"),
+        ("cpolynext_tiny", "scales-halving", "has no effect: cpolynext_tiny already uses it"),
+        ("cpolynext_micro", "scales-falling", "has no effect"),
+        ("cpolynext_tiny", "position-beta", "no position norm, which the variant"),
         ("apolynext_tiny", "addition+degree-3", "change the same parts"),
-        ("apolynext_tiny", "window-7+standard-attention", "has no windows"),
+        ("apolynext_tiny", "window-7+heads-2", "give `model.window` 7 and `model.heads` 2 instead"),
     ]:
         with pytest.raises(PolyNeXtError, match=sentence):
             create_variant(name, variant, device="meta")
+    windows = ArchitectureChanges(window=7)
+    for name, variant, sentence in [
+        ("apolynext_tiny", "standard-attention", "has no windows"),
+        ("cpolynext_tiny", "", "cpolynext_tiny has no attention, which `model.window` changes"),
+        ("convformer_s18", "polyconv", "no other architecture"),
+    ]:
+        with pytest.raises(PolyNeXtError, match=sentence):
+            create_variant(name, variant, architecture=windows, device="meta")
 
 
-def test_variants_of_windows_heads_and_norms_can_be_combined() -> None:
-    variant = "window-2+heads-3+position-beta+shared-statistics"
-    model = create_variant("apolynext_nano_bn", variant, in_chans=1, num_classes=10, img_size=8)
+def test_windows_heads_and_norms_can_be_combined() -> None:
+    variant, changes = "position-beta+shared-statistics", ArchitectureChanges(window=2, heads=3)
+    model = create_variant("apolynext_nano_bn", variant, 1, 10, changes, img_size=8)
     (attention,) = (m for m in model.modules() if isinstance(m, PolyAttention))
     assert (attention.window, attention.heads, type(attention.row_norm)) == (2, 3, SyncRowSumNorm)
     norms = [m for m in model.modules() if isinstance(m, PositionNorm2d)]
@@ -237,7 +245,7 @@ def test_standard_attention_has_the_cost_of_ours(scale: str) -> None:
 def test_every_row_changes_its_baseline_or_is_refused(scale: str) -> None:
     for name in ("scales-half", "scales-falling", "scales-halving"):
         same = name == ("scales-halving" if scale == "imagenet" else "scales-falling")
-        assert ("changes nothing" in (obstacle(name, scale) or "")) == same
+        assert ("has no effect" in (obstacle(name, scale) or "")) == same
     for row in ROWS.values():
         baseline = baselines(scale)[row.family]
         assert row.change(baseline) != baseline, row.name
@@ -251,8 +259,8 @@ def test_constant_dropout_has_a_rate_at_every_scale() -> None:
 
 def test_a_table_leaves_out_rows_without_effect_and_reports_them(capsys) -> None:
     assert "scales-falling" not in rows_of(("further",), "digits")
-    assert "scales-falling: left out, the variant 'scales-falling' changes nothing" in capsys.readouterr().err
-    with pytest.raises(PolyNeXtError, match="changes nothing"):
+    assert "scales-falling: left out, the variant 'scales-falling' has no effect" in capsys.readouterr().err
+    with pytest.raises(PolyNeXtError, match="has no effect"):
         rows_of(("scales-falling",), "digits")
 
 

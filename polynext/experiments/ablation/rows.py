@@ -146,7 +146,7 @@ def obstacle(name: str, scale: str) -> str | None:
     """Why a row cannot be trained at a scale: its variant does not apply, or changes nothing. None if it can."""
     row = ROWS[name]
     train = row.change(baselines(scale)[row.family])
-    if not train.model.variant:
+    if not train.model.variant and not train.model.architecture:
         return None
     try:
         build_model(train, 10, device="meta")

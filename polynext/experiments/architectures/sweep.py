@@ -11,9 +11,10 @@ from polynext.errors import PolyNeXtError
 from polynext.experiments.architectures.report import architecture_report, collect
 from polynext.experiments.report import Report
 from polynext.experiments.sweep import Sweep, Trial
+from polynext.models.variants import split_variant
 from polynext.recipes import recipe
 from polynext.runs import Run, load_run
-from polynext.training import EmaConfig, TrainConfig, build_model
+from polynext.training import EmaConfig, ModelConfig, TrainConfig, build_model
 
 BASE = "cipher"
 RING_DEGREES = (2**14, 2**15)
@@ -65,7 +66,7 @@ class ArchitectureSweep(Sweep):
         base = recipe(BASE)
         config = replace(
             base,
-            model=replace(base.model, variant="" if name == BASE else name),
+            model=base.model if name == BASE else changed(base.model, name),
             data=replace(base.data, workers=0),
             schedule=replace(base.schedule, warmup_epochs=1),
             ema=EmaConfig(decay=0.0),
@@ -117,3 +118,9 @@ class ArchitectureSweep(Sweep):
         title = f"CIFAR-10, {images} training images, {self.epochs} epochs; one image in a ciphertext, one core"
         settings = {"images": self.images, "epochs": self.epochs, "limits": self.limits}
         return architecture_report(title, settings, collect(self, trials, out))
+
+
+def changed(model: ModelConfig, architecture: str) -> ModelConfig:
+    """The network of an architecture such as `widths-64+stacks-5`."""
+    variant, fields = split_variant(architecture)
+    return replace(model, variant=variant, **fields)

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from polynext.config import read_config
 from polynext.distributed import alone
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, preview
 from polynext.evaluation import evaluate
 from polynext.experiments.ablation import AblationSweep
 from polynext.experiments.speed.candidates import default_device, default_setting
 from polynext.experiments.speed.paper_table import measure_paper_models
 from polynext.experiments.sweep import run_sweep
-from polynext.models.published import some
 from polynext.recipes import recipe
 from polynext.runs import load_run
 from polynext.segmentation import evaluate as evaluate_pairs
@@ -20,7 +20,6 @@ from polynext.segmentation import load_segmentation_run, segmentation_recipe, tr
 from polynext.segmentation.checkpoints import fetch_segmentation_weights
 from polynext.segmentation.data import load_pairs
 from polynext.training import train
-from polynext.training.config import read_config
 
 
 def evaluate_classifier(
@@ -66,8 +65,8 @@ def evaluate_segmentation(
     pairs = load_pairs(config.data, "val")
     if pairs.classes != classes:
         raise PolyNeXtError(
-            f"{root} has {len(pairs.classes)} classes ({some(pairs.classes, 3)}) and the network {len(classes)} "
-            f"({some(classes, 3)}): evaluate it on data of its own classes."
+            f"{root} has {len(pairs.classes)} classes ({preview(pairs.classes, 3)}) and the network {len(classes)} "
+            f"({preview(classes, 3)}): evaluate it on data of its own classes."
         )
     return evaluate_pairs(model.to(alone().device), pairs, config, alone()).to_json() | {"classes": classes}
 

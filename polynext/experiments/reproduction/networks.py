@@ -8,6 +8,7 @@ from typing import Any
 import timm
 
 from polynext import paper
+from polynext.config import read_config
 from polynext.errors import PolyNeXtError
 from polynext.experiments.reproduction.calls import evaluate_classifier, evaluate_segmentation, measure_speed
 from polynext.experiments.reproduction.entries import Entries, Entry, printed
@@ -18,7 +19,6 @@ from polynext.models.costs import count_macs, count_parameters
 from polynext.recipes import RECIPES, recipe
 from polynext.segmentation import SegmentationConfig, UPerNet
 from polynext.training import TrainConfig
-from polynext.training.config import read_config
 
 # Data sets with a name of their own; folders and shards may hold any of them.
 NAMED = {"digits", "cifar10", "svhn", "tiny-imagenet", "imagenet", "ade20k", "camvid"}
@@ -187,9 +187,13 @@ def begun_on_other_data(run: Path, root: Path, config_type: type[TrainConfig] | 
 
 
 def network_of(config: TrainConfig | SegmentationConfig) -> str:
-    name = config.model.backbone if isinstance(config, SegmentationConfig) else config.model.name
-    variant = "" if isinstance(config, SegmentationConfig) else config.model.variant
-    return f"{name.split('.')[0]} ({variant})" if variant else name.split(".")[0]
+    if isinstance(config, SegmentationConfig):
+        return config.model.backbone.split(".")[0]
+    changes = [config.model.variant] if config.model.variant else []
+    if config.model.architecture:
+        changes.append("another architecture")
+    name = config.model.name.split(".")[0]
+    return f"{name} ({', '.join(changes)})" if changes else name
 
 
 def own_recipe(model: str, data: str) -> str:

@@ -1,6 +1,7 @@
-"""Rehearsals: every published run goes through all its phases on a small stand-in for its data."""
+"""Dry runs: every published run goes through all its phases on a small stand-in for its data."""
 
 import dataclasses
+import importlib
 import os
 import shutil
 import signal
@@ -25,8 +26,9 @@ from polynext.recipes import RECIPES, recipe
 from polynext.segmentation import RECIPES as SEGMENTATION_RECIPES
 from polynext.segmentation import UPerNet, segmentation_recipe
 from polynext.segmentation.task import Segmentation
-from polynext.training import Classification, OptimizerConfig, TrainConfig, rehearsal, rehearse
+from polynext.training import Classification, OptimizerConfig, TrainConfig, dry_run
 
+module = importlib.import_module("polynext.training.dry_run")  # the function of that name hides it
 CLASSES = {"imagenet": 1000, "cifar10": 10, "svhn": 10, "tiny-imagenet": 200}
 
 
@@ -66,15 +68,15 @@ def small(config: TrainConfig, root: Path) -> TrainConfig:
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits"])
-def test_every_recipe_can_be_rehearsed(name: str, stand_ins: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: None)  # a new process for each: see below
+def test_every_recipe_has_a_dry_run(name: str, stand_ins: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "check_resume", lambda *given: None)  # a new process for each: see below
     config = small(recipe(name), stand_ins)
     with torch.compiler.set_stance("force_eager"):  # compiling is tested with the models
-        report = rehearse(NarrowClassification, config, tmp_path / "run", minutes=0.01)
+        report = dry_run(NarrowClassification, config, tmp_path / "run", minutes=0.01)
     assert [problem for problem in report.problems if "bf16" not in problem] == []
-    assert {"first steps", "last epoch", "evaluation"} <= report.seen.keys()
-    assert ("end of warmup" in report.seen) == bool(config.schedule.warmup_epochs)
-    assert ("averaging begins" in report.seen) == bool(config.ema.decay)
+    assert {"first steps", "last epoch", "evaluation"} <= report.checks.keys()
+    assert ("end of warmup" in report.checks) == bool(config.schedule.warmup_epochs)
+    assert ("start of averaging" in report.checks) == bool(config.ema.decay)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,46 +105,46 @@ def scenes(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", SEGMENTATION_RECIPES)
-def test_every_segmentation_recipe_can_be_rehearsed(name: str, scenes: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: None)
-    monkeypatch.setattr(rehearsal, "EVALUATED", 2)
+def test_every_segmentation_recipe_has_a_dry_run(name: str, scenes: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "check_resume", lambda *given: None)
+    monkeypatch.setattr(module, "EVALUATED", 2)
     config = segmentation_recipe(name)
     root = scenes / "camvid.npz" if config.data.name == "camvid" else scenes
     data = dataclasses.replace(config.data, root=root, resize=(90, 70), crop=64, stride=40, workers=0)
     config = dataclasses.replace(config, data=data)
-    report = rehearse(NarrowSegmentation, config, tmp_path / "run", minutes=0.01)
+    report = dry_run(NarrowSegmentation, config, tmp_path / "run", minutes=0.01)
     assert [problem for problem in report.problems if "bf16" not in problem] == []
-    assert {"first steps", "end of warmup", "last steps", "evaluation"} <= report.seen.keys()
-    assert f"iteration {config.iterations - 2}/{config.iterations}" in report.seen["last steps"]
+    assert {"first steps", "end of warmup", "last steps", "evaluation"} <= report.checks.keys()
+    assert f"iteration {config.iterations - 2}/{config.iterations}" in report.checks["last steps"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rehearsal_resumes_in_a_new_process_and_leaves_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_dry_run_resumes_in_a_new_process_and_leaves_no_file(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "digits", "--rehearse", "--data.limit", "128"]) == 0
-    said = capsys.readouterr().out
-    assert "nothing would go wrong" in said and ", the same" in said
+    assert main(["train", "digits", "--dry-run", "--data.limit", "128"]) == 0
+    printed = capsys.readouterr().out
+    assert "no problems found" in printed and ", the same" in printed
     for word in ("memory", "images/s", "minutes", "disk"):
-        assert word in said
+        assert word in printed
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rehearsal_that_is_ended_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+def test_a_terminated_dry_run_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rehearsal, "rehearse_evaluation", lambda *given: signal.raise_signal(signal.SIGTERM))
-    assert main(["train", "digits", "--rehearse", "--data.limit", "128"]) == 130
+    monkeypatch.setattr(module, "check_evaluation", lambda *given: signal.raise_signal(signal.SIGTERM))
+    assert main(["train", "digits", "--dry-run", "--data.limit", "128"]) == 130
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processes_rehearse_together(tmp_path: Path) -> None:
+def test_several_processes_share_a_dry_run(tmp_path: Path) -> None:
     port = str(20000 + os.getpid() % 20000)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    arguments = ["-m", "polynext", "train", "digits", "--rehearse", "--micro-batch", "32", "--data.limit", "128"]
+    arguments = ["-m", "polynext", "train", "digits", "--dry-run", "--micro-batch", "32", "--data.limit", "128"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [*command, *arguments], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300, check=True
     )
-    assert result.stdout.count("nothing would go wrong") == 1
+    assert result.stdout.count("no problems found") == 1
     assert "2 process(es)" in result.stdout and "in a new process" in result.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -151,52 +153,62 @@ def quick(**changes) -> TrainConfig:
     return dataclasses.replace(recipe("digits"), data=DataConfig(limit=128), **changes)
 
 
-def test_what_would_go_wrong_is_told(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: None)
+def test_problems_are_reported(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "check_resume", lambda *given: None)
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10))
-    monkeypatch.setattr(rehearsal, "available_memory", lambda: 3 * 2**20)
+    monkeypatch.setattr(module, "available_memory", lambda: 3 * 2**20)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")  # as torchrun tells of three processes on this machine
     config = quick(optimizer=OptimizerConfig(lr=1e30, clip_grad=0.0))
     with np.errstate(all="ignore"):
-        report = rehearse(Classification, config, tmp_path / "run")
-    told = " ".join(report.problems)
-    assert "is not finite at" in told
-    assert "images at once need about" in told and "`micro_batch`" in told
-    assert "1 MB are free for each" in told
-    assert "give another `out`" in told
+        report = dry_run(Classification, config, tmp_path / "run")
+    problems = " ".join(report.problems)
+    assert "is not finite at" in problems
+    assert "images at once need about" in problems and "`micro_batch`" in problems
+    assert "1 MB are free for each" in problems
+    assert "give another `out`" in problems
 
 
-def test_data_that_cannot_be_learned_from_are_told(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_problems_of_the_data_are_reported(tmp_path: Path, monkeypatch, capsys) -> None:
     for split in ("train", "val"):
         for name in "ab":
             (tmp_path / "data" / split / name).mkdir(parents=True)
             for i in range(4):
                 Image.new("RGB", (8, 8)).save(tmp_path / "data" / split / name / f"{i}.png")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: None)
+    monkeypatch.setattr(module, "check_resume", lambda *given: None)
     options = ["--data.name", "imagenet", "--data.root", "data", "--data.most-memory", "0", "--batch-size", "2"]
     colour = ["--data.preprocessing.mean", *["0.5"] * 3, "--data.preprocessing.std", *["0.5"] * 3]
-    assert main(["train", "digits", "--rehearse", *options, *colour, "--micro-batch", "2"]) == 1
-    assert "imagenet has 1000 classes and 2 are here" in capsys.readouterr().out
+    assert main(["train", "digits", "--dry-run", *options, *colour, "--micro-batch", "2"]) == 1
+    assert "imagenet has 1000 classes and 2 were found" in capsys.readouterr().out
     (tmp_path / "data" / "train" / "b" / "1.png").write_bytes(b"not an image")
-    assert main(["train", "digits", "--rehearse", *options, *colour, "--micro-batch", "2"]) == 1
+    assert main(["train", "digits", "--dry-run", *options, *colour, "--micro-batch", "2"]) == 1
     assert "1.png cannot be read as an image" in capsys.readouterr().out
-    assert main(["train", "digits", "--rehearse", "--data.name", "imagenet", "--data.root", "absent"]) == 1
+    assert main(["train", "digits", "--dry-run", "--data.name", "imagenet", "--data.root", "absent"]) == 1
     assert "there is no folder absent" in capsys.readouterr().out
 
 
-def test_a_folder_that_came_to_hold_another_run_stays(stand_ins: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_with_another_run_is_not_removed(stand_ins: Path, tmp_path: Path, monkeypatch) -> None:
     runs = tmp_path / "runs"
-    monkeypatch.setattr(rehearsal, "rehearse_resume", lambda *given: (runs / "another").mkdir())
+    monkeypatch.setattr(module, "check_resume", lambda *given: (runs / "another").mkdir(parents=True))
     with torch.compiler.set_stance("force_eager"):
-        rehearse(NarrowClassification, small(recipe("cifar10"), stand_ins), runs / "run", minutes=0.01)
+        dry_run(NarrowClassification, small(recipe("cifar10"), stand_ins), runs / "run", minutes=0.01)
     assert [folder.name for folder in runs.iterdir()] == ["another"]
 
 
 @pytest.mark.parametrize(("step_seconds", "images"), [(1.0, 32), (8.0, 8), (1000.0, 2)])
-def test_a_machine_that_became_slow_gets_fewer_images(step_seconds: float, images: int, monkeypatch) -> None:
-    monkeypatch.setattr(rehearsal.time, "monotonic", lambda: 100.0)
+def test_a_slower_machine_gets_fewer_images(step_seconds: float, images: int, monkeypatch) -> None:
+    monkeypatch.setattr(module.time, "monotonic", lambda: 100.0)
     loop = SimpleNamespace(micro_batch=32, group=alone())
-    rehearsal.keep_to_time(rehearsal.Rehearsal(), loop, step_seconds, steps=4, end=110.0)
+    module.keep_to_time(module.DryRunReport(), loop, step_seconds, steps=4, end=110.0)
     assert loop.micro_batch == images
+
+
+def test_the_old_names_still_work_for_a_release(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(module, "check_run", lambda *given: None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(DeprecationWarning, match="--rehearse is now --dry-run"):
+        assert main(["train", "digits", "--rehearse"]) == 0
+    assert "no problems found" in capsys.readouterr().out
+    with pytest.warns(DeprecationWarning, match="rehearse is now dry_run"):
+        assert polynext.training.rehearse is dry_run
