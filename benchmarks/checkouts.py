@@ -1,13 +1,13 @@
-"""Two checkouts of this project timed against each other, as `timeit` would, in turns.
+"""Time a statement in two checkouts of this project, in turns.
 
     git worktree add ../before COMMIT
     python benchmarks/checkouts.py ../before --setup "import timm, torch, polynext; \
 model = timm.create_model('cpolynext_small').eval(); x = torch.randn(8, 3, 224, 224); torch.set_grad_enabled(False)" \
         --statement "model(x)"
 
-Each checkout has a process of its own with so many threads. After one turn to warm up, they take turns; the printed
-ratio is the median of this checkout's time over the other's, turn by turn, below 1 if this one is faster. Where the two
-need different code, give `--other-setup` and `--other-statement`.
+Each checkout runs in its own process. After one turn to warm up, they take turns. The printed ratio is the median over
+the turns of this checkout's time divided by the other's: below 1 if this one is faster. If the two need different code,
+give `--other-setup` and `--other-statement`.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+from polynext.experiments.speed.timing import take_turns
 
 WORKER = """
 import os, sys, time
@@ -43,7 +45,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=checkout,  # what `python -c` imports from first
+            cwd=checkout,  # where `python -c` looks for modules first
         )
 
     def turn(self) -> float:
@@ -69,11 +71,11 @@ def main() -> None:
     here = Worker(Path(__file__).parents[1], args.threads, args.setup, args.statement, args.clock)
     other_code = args.other_setup or args.setup, args.other_statement or args.statement
     other = Worker(args.other, args.threads, *other_code, args.clock)
-    here.turn(), other.turn()
-    times = [(here.turn(), other.turn()) for _ in range(args.rounds)]
-    ours, theirs = (statistics.median(column) for column in zip(*times, strict=True))
-    ratio = statistics.median(a / b for a, b in times)
-    print(f"here {ours:.4f} s, other {theirs:.4f} s, ratio {ratio:.3f}")
+    turns = {"here": here.turn, "other": other.turn}
+    take_turns(turns, rounds=1)  # to warm up
+    ours, theirs = take_turns(turns, args.rounds).values()
+    ratio = statistics.median(a / b for a, b in zip(ours.seconds, theirs.seconds, strict=True))
+    print(f"here {ours.median:.4f} s, other {theirs.median:.4f} s, ratio {ratio:.3f}")
 
 
 if __name__ == "__main__":

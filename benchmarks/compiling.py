@@ -1,31 +1,28 @@
-"""How long compiling takes, and what it brings: a network as it comes, by `polynext.compile`, and as one program.
+"""Compile time and speed of a network: eager, by `polynext.compile`, and compiled as one program.
 
     python benchmarks/compiling.py
     python benchmarks/compiling.py --model apolynext_small --forms eager stacks
 
-Each form has a process of its own with one thread and empty caches, and they take turns, round after round. Cold are
-the CPU seconds, children's included, from a network to its first result, importing the compiler included. Programs are
-those compiled for the first batch, and then for batches of other sizes, as the last one of an epoch may have. Times are
-CPU seconds of a batch, medians with the distance between the quartiles; ratios are to the last form.
+Each form runs in its own process with one thread and empty caches; the forms take turns, round after round. "cold" is
+the CPU time, including child processes and the import of the compiler, until the first result. "programs" counts the
+programs compiled for the first batch and for batches of other sizes, such as the last batch of an epoch. Times are CPU
+seconds of a batch: the median, and the interquartile range relative to it. Ratios are to the last form.
 """
 
 import argparse
-import multiprocessing
 import os
 import resource
 import tempfile
-import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 
 import timm
 import torch
 from torch import nn
 
 import polynext
-from polynext.cli.table import table
-from polynext.experiments.speed.timing import Timing
+from polynext.experiments.speed.timing import WorkloadProcess, take_turns
 from polynext.memory import keep_freed_memory
+from polynext.tables import table
 
 FORMS = ("eager", "stacks", "whole")
 
@@ -36,49 +33,33 @@ def prepared(model: nn.Module, form: str) -> Callable[..., object]:
     return polynext.compile(model) if form == "stacks" else torch.compile(model, fullgraph=True)
 
 
-class Worker:
-    """A process with one form of the network."""
+def start(name: str, form: str, batch: int) -> tuple[Callable[[], object], tuple[float, str]]:
+    """Compiles a form. Returns the function to time, the cold seconds and the number of programs."""
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = os.environ["TMPDIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        torch._inductor.config.compile_threads = 1
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        torch.manual_seed(0)
+        model = timm.create_model(name).eval().to(memory_format=torch.channels_last)
+        side = model.pretrained_cfg["input_size"][-1]
+        images = torch.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
+        others = [torch.randn(n, 3, side, side) for n in (batch - 1, batch // 2, 3 * batch) if n > 1]
+        before = cpu_seconds()
+        network = prepared(model, form)
 
-    run: Callable[[], object]
+        @torch.inference_mode()
+        def run() -> object:
+            return network(images)
 
-    def __init__(self, model: str, form: str, batch: int):
-        self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        self.cold, self.programs = self.process.submit(Worker.begin, model, form, batch).result()
-
-    @staticmethod
-    def begin(name: str, form: str, batch: int) -> tuple[float, str]:
-        with tempfile.TemporaryDirectory() as folder:
-            tempfile.tempdir = os.environ["TMPDIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-            torch._inductor.config.compile_threads = 1
-            torch.set_num_threads(1)
-            keep_freed_memory()
-            torch.manual_seed(0)
-            model = timm.create_model(name).eval().to(memory_format=torch.channels_last)
-            side = model.pretrained_cfg["input_size"][-1]
-            images = torch.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
-            others = [torch.randn(n, 3, side, side) for n in (batch - 1, batch // 2, 3 * batch) if n > 1]
-            start = cpu_seconds()
-            network = prepared(model, form)
-
-            @torch.inference_mode()
-            def run() -> object:
-                return network(images)
-
-            run()
-            cold = cpu_seconds() - start
-            programs = compiled_programs()
-            if form == "stacks":
-                with torch.inference_mode():
-                    for other in others:
-                        network(other)
-            Worker.run = staticmethod(run)
-            return cold, f"{programs} + {compiled_programs() - programs}"
-
-    @staticmethod
-    def turn() -> float:
-        start = time.process_time()
-        Worker.run()
-        return time.process_time() - start
+        run()
+        cold = cpu_seconds() - before
+        programs = compiled_programs()
+        if form == "stacks":
+            with torch.inference_mode():
+                for other in others:
+                    network(other)
+        return run, (cold, f"{programs} + {compiled_programs() - programs}")
 
 
 def cpu_seconds() -> float:
@@ -99,17 +80,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    workers = {form: Worker(args.model, form, args.batch) for form in args.forms}
-    seconds: dict[str, list[float]] = {form: [] for form in args.forms}
-    for _ in range(args.rounds):
-        for form, worker in workers.items():
-            seconds[form].append(worker.process.submit(Worker.turn).result())
-    last = Timing(seconds[args.forms[-1]]).median
+    workers = {form: WorkloadProcess(start, args.model, form, args.batch) for form in args.forms}
+    timings = take_turns({form: worker.turn for form, worker in workers.items()}, args.rounds)
+    last = timings[args.forms[-1]].median
     rows = []
-    for form, worker in workers.items():
-        timing = Timing(seconds[form])
+    for form, timing in timings.items():
+        cold, programs = workers[form].found
         found = (f"{timing.median:.3f}", f"{timing.spread:.0%}", f"{timing.median / last:.3f}")
-        rows.append((form, f"{worker.cold:.1f}", worker.programs, *found))
+        rows.append((form, f"{cold:.1f}", programs, *found))
     print(f"{args.model}, batch {args.batch}, float32, one thread, torch {torch.__version__}")
     print(table(("form", "cold (s)", "programs", "seconds", "spread", "ratio"), rows))
 

@@ -1,10 +1,11 @@
-"""Encrypted inference on 8x8 images: seconds, memory and error beside what the planner said.
+"""Encrypted inference on 8x8 images: measured seconds, memory and error beside the planner's predictions.
 
     python benchmarks/encrypted.py
 
-Networks like cpolynext_nano_bn with one and two stacks, one and eight images in a ciphertext, statistics from the
-embedded digits. The server runs in a process of its own on one core, each configuration `--repeats` times in turn, and
-seconds are that process's own; then two ciphertexts, and one, are answered by one process and by two, by the clock.
+The networks are like cpolynext_nano_bn, with one and two stacks and one and eight images in a ciphertext. Their
+statistics come from the digits data set. The server runs in its own process on one core, `--repeats` times per
+configuration, and seconds are its CPU time. Then one process and two processes answer one and two ciphertexts, measured
+in wall-clock time.
 """
 
 import argparse
@@ -19,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from polynext.cli.table import table
 from polynext.encrypted import Client, Server, make_plan, save_server
 from polynext.encrypted.client import EVALUATION
 from polynext.encrypted.compiler.prepare import client_spec_for
 from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.memory import peak_memory
+from polynext.tables import table
 
-# The server's process reads this file too, and its memory is measured: torch is imported where it is needed.
+# The server's process imports this file too, and its memory is measured, so torch is imported inside functions.
 
 
 def network(stacks: int, images: Any) -> Any:
@@ -46,7 +47,7 @@ def network(stacks: int, images: Any) -> Any:
 
 
 def serve(folder: Path, requests: list[Path], repeats: int) -> tuple[list[float], int, list[float]]:
-    """Seconds of each answer, the peak memory, and by how much two processes are faster on each request."""
+    """Seconds of each answer, the peak memory, and the speed-up of two processes for each request."""
     server = Server.load(folder / "server", folder / "client" / EVALUATION)
     took = [timed(server, requests[0], folder / "answer.enc", 1) for _ in range(repeats + 1)][1:]  # one to warm up
     memory = peak_memory()

@@ -1,12 +1,11 @@
-"""Whether a network says under encryption what it says in the clear, on many test images.
+"""Compares a network's encrypted predictions with its predictions in the clear, on many test images.
 
     python benchmarks/encrypted_agreement.py cifar10 --images 200
     python benchmarks/encrypted_agreement.py runs/mine --out agreement
 
-The server answers one ciphertext after the other, in a process of its own on one core, or in several at a time. Keys,
-requests and answers stay in `--out`: what was answered is not answered again, so that a run that was cut off goes on.
-Seconds are the server's own, whatever else the machine does. Images that the client refuses, because their logits are
-out of range, are told apart.
+The server answers one ciphertext after another in its own process on one core, or several in parallel. Keys, requests
+and answers stay in `--out`, so that an interrupted run resumes. Seconds are the server's CPU time. Images that the
+client refuses, because their logits are out of range, are reported separately.
 """
 
 import argparse
@@ -24,11 +23,11 @@ from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.encrypted.server import Server, load_client_spec
 from polynext.memory import peak_memory
 
-# The server's process reads this file too, and its memory is measured: torch is imported where it is needed.
+# The server's process imports this file too, and its memory is measured, so torch is imported inside functions.
 
 
 def answer(folder: Path, starts: list[int]) -> int:
-    """Answers what is not answered yet, and returns the peak memory."""
+    """Answers the remaining requests and returns the peak memory."""
     server = Server.load(folder / "server", folder / "client" / EVALUATION)
     for start in starts:
         began = time.process_time()
@@ -40,7 +39,7 @@ def answer(folder: Path, starts: list[int]) -> int:
 
 
 def read(client: Client, path: Path) -> np.ndarray:
-    """The logits of an answer, nan where they are refused."""
+    """The logits of an answer, nan for refused images."""
     try:
         return client.read_answer(path)
     except OutOfRangeError as error:
@@ -53,17 +52,17 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--packed", type=int, default=1, help="images in a ciphertext")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--report", action="store_true", help="only tell what has been answered so far")
+    parser.add_argument("--report", action="store_true", help="only report the answers so far")
     parser.add_argument("--out", type=Path, default=Path("agreement"))
     options = parser.parse_args()
     import torch
 
-    from polynext.cli.encrypted import limits, trained
+    from polynext.cli.encrypted import NO_LIMITS, load_network
     from polynext.encrypted.compiler.prepare import prepare
 
-    folder, run = options.out, trained(options.network)
+    folder, run = options.out, load_network(options.network)
     if not (folder / "client").is_dir():
-        prepare(run, folder / "server", options.packed, limits(options.network, None, None, None))
+        prepare(run, folder / "server", options.packed, NO_LIMITS.limits(options.network))
         Client.keygen(load_client_spec(folder / "server"), folder / "client")
     client = Client.load(folder / "client")
     images, labels, _ = run.images("test", options.images)
@@ -87,16 +86,16 @@ def main() -> None:
     limit = client.spec.largest_logit
     beyond = np.abs(clear).max(axis=1) > limit
     print(f"{answered.sum()} of {len(images)} images answered; beyond {limit:.1f} in the clear: {beyond.sum()}")
-    print(f"refused though they are not beyond, or answered though they are: {(answered == beyond).sum()}")
-    right = clear.argmax(axis=1) == labels
-    print(f"accuracy on all of them in the clear: {100 * right.mean():.1f}%")
+    print(f"wrongly refused or wrongly answered: {(answered == beyond).sum()}")
+    correct = clear.argmax(axis=1) == labels
+    print(f"accuracy on all images in the clear: {100 * correct.mean():.1f}%")
     encrypted, clear, labels = encrypted[answered], clear[answered], labels[answered]
     same = int((encrypted.argmax(axis=1) == clear.argmax(axis=1)).sum())
     errors = np.abs(encrypted - clear).max(axis=1) / np.abs(clear).max()
     cost = client.spec.cost
-    print(f"of those answered, predictions that are the clear ones: {same} of {len(clear)}")
+    print(f"answered images with the same prediction as in the clear: {same} of {len(clear)}")
     for what, logits in (("in the clear", clear), ("encrypted", encrypted)):
-        print(f"accuracy on these, {what}: {100 * (logits.argmax(axis=1) == labels).mean():.1f}%")
+        print(f"accuracy on answered images, {what}: {100 * (logits.argmax(axis=1) == labels).mean():.1f}%")
     print(
         f"logits off by at most {errors.max():.1e} of the largest, {np.median(errors):.1e} in the median, "
         f"{cost.error:.1e} predicted"

@@ -1,13 +1,13 @@
-"""What networks for 32x32 colour images would take encrypted, and with --run what they do take.
+"""The predicted cost of encrypted networks for 32x32 colour images, and with --run the measured cost.
 
     python benchmarks/encrypted_cifar10.py
     python benchmarks/encrypted_cifar10.py --networks 64x4 --run
 
-A network's name is its channels and stacks: 128x4 has 128 channels at 8x8 positions (patches of 4x4 pixels) and four
-stacks, 32x4@16 has 32 channels at 16x16 (patches of 2x2), and 32x2-64x2@16 a second stage of 64 at 8x8. Weights are
-random, with an orthogonal W_in, and statistics those of smooth random images: the counts are those of a trained
-network. With --run the server answers in a process of its own on one core, `--repeats` times, and seconds are that
-process's own; in turn with that two processes share the ciphertext, and by how much that is faster is by the clock.
+A network's name gives its channels and stacks: 128x4 has 128 channels at 8x8 positions (patches of 4x4 pixels) and four
+stacks, 32x4@16 has 32 channels at 16x16 (patches of 2x2), and 32x2-64x2@16 has a second stage of 64 channels at 8x8.
+Weights are random, with an orthogonal W_in, and statistics come from smooth random images. The counts equal those of a
+trained network. With --run the server answers in its own process on one core, `--repeats` times, and seconds are its
+CPU time. In turn, two processes share the ciphertext, and their speed-up is measured in wall-clock time.
 """
 
 import argparse
@@ -22,22 +22,22 @@ from typing import Any
 
 import numpy as np
 
-from polynext.cli.table import table
 from polynext.encrypted import Client, Limits, Plan, Server, make_plan, save_server
 from polynext.encrypted.client import EVALUATION
 from polynext.encrypted.compiler.prepare import client_spec_for
 from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.memory import peak_memory
 from polynext.preprocessing import Preprocessing
+from polynext.tables import table
 
-# The server's process reads this file too, and its memory is measured: torch is imported where it is needed.
+# The server's process imports this file too, and its memory is measured, so torch is imported inside functions.
 
 NETWORKS = ("64x4", "64x5", "64x6", "128x4", "128x5", "32x4@16", "32x6@16", "32x2-64x2@16")
 LIMITS = Limits(memory=8192 * MEBIBYTE, keys=1536 * MEBIBYTE, error=1e-2)
 
 
 def network(name: str) -> tuple[Any, Any]:
-    """A network, and the images that its statistics are of."""
+    """A network, and the images of its statistics."""
     import torch
 
     from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
@@ -61,7 +61,7 @@ def network(name: str) -> tuple[Any, Any]:
 
 
 def serve(folder: Path, repeats: int) -> tuple[list[float], int, list[float]]:
-    """Seconds of each answer, the peak memory, and by how much two processes are faster."""
+    """Seconds of each answer, the peak memory, and the speed-ups of two processes."""
     server = Server.load(folder / "server", folder / "client" / EVALUATION)
     took, faster = [], []
     for _ in range(repeats):

@@ -4,16 +4,16 @@
     python benchmarks/int8.py --digits
 
 torchao quantises the 1x1 layers, as `nn.Linear` (`polynext.acceleration.linear_form`), weight-only or with dynamic
-activations; ONNX Runtime quantises all convolutions of the exported file, calibrated on the images. Without `--digits`
-weights are random and images noise: then speed and size are what there is to see. Times are medians of turns.
+activations; ONNX Runtime quantises all convolutions of the exported file, calibrated on the images. Without `--digits`,
+weights and images are random, and only speed and size are meaningful. Times are medians of turns.
 """
 
 import argparse
 import io
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 import polynext
 from polynext.acceleration import accelerate, linear_form
-from polynext.cli.table import table
+from polynext.experiments.speed.timing import take_turns
 from polynext.export import export, load
 from polynext.memory import keep_freed_memory
+from polynext.tables import table
 
 Network = Callable[[Tensor], Tensor]
 
@@ -78,6 +79,12 @@ def onnx_forms(
     yield "ONNX Runtime, int8 convolutions", load(quantised, threads), quantised.stat().st_size
 
 
+def timed(network: Network, batch: Tensor) -> float:
+    start = time.perf_counter()
+    network(batch)
+    return time.perf_counter() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="cpolynext_small")
@@ -103,16 +110,12 @@ def main() -> None:
         forms = [("eager, float32", accelerate(model), file_size(model)), *torchao_forms(model)]
         forms += onnx_forms(model, images, Path(folder), args.threads, args.reduce_range)
         batch = images[: args.batch]
-        seconds: dict[str, list[float]] = {name: [] for name, _, _ in forms}
-        for turn in range(args.rounds + 1):
-            for name, network, _ in forms:
-                start = time.perf_counter()
-                network(batch)
-                if turn:
-                    seconds[name].append(time.perf_counter() - start)
+        turns = {name: partial(timed, network, batch) for name, network, _ in forms}
+        take_turns(turns, rounds=1)  # to warm up
+        timings = take_turns(turns, args.rounds)
         rows = []
         for name, network, size in forms:
-            rate = args.batch / statistics.median(seconds[name])
+            rate = args.batch / timings[name].median
             answers = [network(part).argmax(1).numpy() for part in images.split(args.batch)] if args.digits else []
             right = f"{100 * np.mean(np.concatenate(answers) == labels):.1f}" if args.digits else "-"
             rows.append((name, f"{size / 2**20:.2f}", f"{rate:.1f}", right))

@@ -1,8 +1,8 @@
-"""What a visit of the page takes, and what asking from Python does: `make page`, then `python -m benchmarks.page`.
+"""Time of the page and of a Python client: `make page`, then `python -m benchmarks.page`.
 
-Each visit opens the page in a new Chromium, draws a three as soon as it can (or takes the first sample, of a network
-that reads photographs), asks, and asks again. In between, a new Python client does the same. `--pictures docs/figures`
-also saves the page as the docs show it.
+Each visit opens the page in a new Chromium, draws a three (or chooses the first sample, if the network classifies
+photographs), and classifies it several times. After each visit, a new Python client does the same. `--pictures
+docs/figures` also saves the screenshots for the documentation.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from polynext.cli.table import table
 from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, shipped_server
 from polynext.encrypted.remote import connect
 from polynext.preprocessing import open_picture
+from polynext.tables import table
 from tests.service import browser
 from tests.service.conftest import Running
 
@@ -29,7 +29,7 @@ WINDOW = {"width": 1240, "height": 900}
 
 
 def visit(url: str, answers: int, pictures: Path | None) -> tuple[list[float], dict[str, tuple[int, int]]]:
-    """Seconds from opening the page to the first answer, then from each question to its answer; the page's ledger."""
+    """Seconds from opening the page to the first answer, then of each further answer; and the page's table of steps."""
     with browser.browser(viewport=WINDOW, device_scale_factor=2, color_scheme="light") as context:
         page = context.new_page()
         start = time.perf_counter()
@@ -57,7 +57,7 @@ def visit(url: str, answers: int, pictures: Path | None) -> tuple[list[float], d
 def save_pictures(page: Any, folder: Path) -> None:
     for scheme, name in (("light", "page"), ("dark", "page-dark")):
         page.emulate_media(color_scheme=scheme)
-        page.wait_for_timeout(1000)  # until transitions are over
+        page.wait_for_timeout(1000)  # wait for transitions
         browser.save_picture(page, folder / f"{name}.png")
     page.set_viewport_size({"width": 390, "height": 844})
     page.wait_for_timeout(1000)
@@ -66,7 +66,7 @@ def save_pictures(page: Any, folder: Path) -> None:
 
 @contextmanager
 def browser_memory() -> Iterator[list[int]]:
-    """Fills with bytes of Chromium's processes, all of this one's together, as time goes by."""
+    """A list of the memory of all Chromium processes of this process, in bytes, sampled four times a second."""
     found, over = [0], threading.Event()
 
     def look() -> None:
@@ -91,7 +91,7 @@ def descendants(process: int) -> Iterator[int]:
 
 
 def proportional(process: int) -> int:
-    """Bytes that a process of Chromium's takes, its share of those that it shares."""
+    """The proportional set size of a Chromium process in bytes; 0 for other processes."""
     with suppress(FileNotFoundError, ProcessLookupError):
         if Path(f"/proc/{process}/comm").read_text().startswith("chrom"):
             lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
@@ -100,7 +100,7 @@ def proportional(process: int) -> int:
 
 
 def ask(running: Running, picture: Path, answers: int) -> list[float]:
-    """The same from Python."""
+    """Seconds of each answer with a Python client."""
     with tempfile.TemporaryDirectory() as folder:
         client = connect(running.url, keys=Path(folder) / "keys", progress=lambda what, share: None)
         took = []
@@ -116,11 +116,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", choices=[each.name for each in (DIGITS, CIFAR10)], default=DIGITS.name)
     parser.add_argument("--visits", type=int, default=3)
-    parser.add_argument("--answers", type=int, default=4, help="of each visit")
-    parser.add_argument("--pictures", type=Path, help="folder for pictures of the page")
+    parser.add_argument("--answers", type=int, default=4, help="answers per visit")
+    parser.add_argument("--pictures", type=Path, help="folder for screenshots of the page")
     given = parser.parse_args()
     if why := browser.missing():
-        raise SystemExit(f"this needs the page and a browser, and {why}.")
+        raise SystemExit(f"this benchmark needs the page and a browser: {why}.")
     folder = shipped_server({each.name: each for each in (DIGITS, CIFAR10)}[given.network])
     with tempfile.TemporaryDirectory() as data, browser_memory() as memory:
         running = Running(Path(data), folder)

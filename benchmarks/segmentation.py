@@ -1,25 +1,23 @@
-"""Time and memory of UPerNet at 512 x 512 on several backbones: an image through the network, and a training step.
+"""Time and memory of UPerNet at 512 x 512 on several backbones: inference of an image, and a training step.
 
     python benchmarks/segmentation.py
 
-Each network has a process of its own, and they take turns, round after round; medians are printed, with the distance
-between the quartiles. Memory is the peak of the first call beyond what the process had before the network was built.
+Each network runs in its own process; the networks take turns, round after round. The output shows medians and the
+interquartile range relative to them. Memory is the peak of the first call above the memory before building the network.
 """
 
 import argparse
-import multiprocessing
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from polynext.cli.table import table
-from polynext.experiments.speed.timing import Timing
+from polynext.experiments.speed.timing import WorkloadProcess, take_turns
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
 from polynext.models.costs import count_macs, count_parameters
 from polynext.segmentation.task import pixel_loss
 from polynext.segmentation.upernet import UPerNet
+from polynext.tables import table
 
 CLASSES = 150
 
@@ -43,29 +41,14 @@ def workload(backbone: str, kind: str) -> Callable[[], object]:
     return train if kind == "training" else infer
 
 
-class Worker:
-    """A process with one network."""
-
-    run: Callable[[], object]
-
-    def __init__(self, backbone: str, kind: str):
-        self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        self.memory = self.process.submit(Worker.begin, backbone, kind).result()
-
-    @staticmethod
-    def begin(backbone: str, kind: str) -> int:
-        keep_freed_memory()
-        before = resident_memory()
-        Worker.run = staticmethod(workload(backbone, kind))
-        reset_peak_memory()
-        Worker.run()
-        return peak_memory() - before
-
-    @staticmethod
-    def turn() -> float:
-        start = time.perf_counter()
-        Worker.run()
-        return time.perf_counter() - start
+def start(backbone: str, kind: str) -> tuple[Callable[[], object], int]:
+    """Builds a network. Returns the function to time, and the peak memory of its first call."""
+    keep_freed_memory()
+    before = resident_memory()
+    run = workload(backbone, kind)
+    reset_peak_memory()
+    run()
+    return run, peak_memory() - before
 
 
 def main() -> None:
@@ -74,15 +57,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     jobs = [(backbone, kind) for kind in ("inference", "training") for backbone in args.backbones]
-    workers = {job: Worker(*job) for job in jobs}
-    seconds: dict[tuple[str, str], list[float]] = {job: [] for job in jobs}
-    for _ in range(args.rounds):
-        for job, worker in workers.items():
-            seconds[job].append(worker.process.submit(Worker.turn).result())
+    workers = {job: WorkloadProcess(start, *job, clock=time.perf_counter) for job in jobs}
+    timings = take_turns({job: worker.turn for job, worker in workers.items()}, args.rounds)
     rows = []
-    for (backbone, kind), times in seconds.items():
+    for (backbone, kind), timing in timings.items():
         model = UPerNet(backbone, CLASSES, device="meta")
-        timing = Timing(times)
         rows.append(
             (
                 backbone,
@@ -91,8 +70,8 @@ def main() -> None:
                 f"{count_macs(model, (3, 512, 512)) / 1e9:.0f}",
                 f"{timing.median:.2f}",
                 f"{100 * timing.spread:.0f}%",
-                f"{timing.median / Timing(seconds[args.backbones[-1], kind]).median:.2f}",
-                f"{workers[backbone, kind].memory / 2**20:.0f}",
+                f"{timing.median / timings[args.backbones[-1], kind].median:.2f}",
+                f"{workers[backbone, kind].found / 2**20:.0f}",
             )
         )
     header = ("backbone", "", "params (M)", "GMACs", "seconds", "spread", f"to {args.backbones[-1]}", "memory (MB)")

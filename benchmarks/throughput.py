@@ -2,9 +2,9 @@
 
     python benchmarks/throughput.py --models cpolynext_small convformer_s18 caformer_s18 --threads 1
 
-As `polynext bench`, with a large float32 matrix product among those that take turns. The share of the limit is
-(images/s x multiply-accumulates per image) / (multiply-accumulates per second of the matrix product). Eager networks of
-ours are measured accelerated (`polynext.accelerate`) and plain.
+Measures like `polynext bench`, with a large float32 matrix product that takes turns with the networks. The share of the
+limit is (images/s x multiply-accumulates per image) / (multiply-accumulates per second of the matrix product). Eager
+networks of ours are measured both accelerated (`polynext.accelerate`) and plain.
 """
 
 import argparse
@@ -15,12 +15,12 @@ import timm
 import torch
 
 from polynext.acceleration import restore
-from polynext.cli.table import table
 from polynext.experiments.speed.candidates import Candidate, Setting, input_size, prepare
-from polynext.experiments.speed.timing import Timing, turn
+from polynext.experiments.speed.timing import take_turns, turn
 from polynext.memory import keep_freed_memory
 from polynext.models import is_polynext
 from polynext.models.costs import count_macs
+from polynext.tables import table
 
 MATRIX = 2048
 
@@ -38,24 +38,20 @@ def main() -> None:
     pairs = (Candidate(model, engine) for model in args.models for engine in args.engines)
     candidates = [candidate for candidate in pairs if candidate.obstacle is None]
     prepared = {candidate: prepare(candidate, setting) for candidate in candidates}
-    multiply = turn(lambda matrix: matrix @ matrix, torch.randn(MATRIX, MATRIX), "cpu")
-
-    rows_of: dict[tuple[Candidate, str], Callable[[], float]] = {}
+    turns: dict[tuple[Candidate, str] | None, Callable[[], float]] = {}
+    turns[None] = turn(lambda matrix: matrix @ matrix, torch.randn(MATRIX, MATRIX), "cpu")
     for candidate, (network, images) in prepared.items():
-        rows_of[candidate, candidate.engine] = turn(network, images, "cpu")
+        turns[candidate, candidate.engine] = turn(network, images, "cpu")
         if candidate.engine == "eager" and is_polynext(candidate.model):
-            rows_of[candidate, "eager, plain"] = turn(restore(copy.deepcopy(network)), images, "cpu")
-    seconds: dict[tuple[Candidate, str], list[float]] = {row: [] for row in rows_of}
-    products = []
-    for _ in range(args.rounds):
-        products.append(multiply())
-        for row, take in rows_of.items():
-            seconds[row].append(take())
-    limit = MATRIX**3 / Timing(products).median
+            turns[candidate, "eager, plain"] = turn(restore(copy.deepcopy(network)), images, "cpu")
+    timings = take_turns(turns, args.rounds)
+    limit = MATRIX**3 / timings[None].median
     rows = []
-    for (candidate, engine), times in seconds.items():
+    for key, timing in timings.items():
+        if key is None:
+            continue
+        candidate, engine = key
         model = timm.create_model(candidate.model, device="meta")
-        timing = Timing(times)
         rate = args.batch / timing.median
         share = rate * count_macs(model, input_size(model, setting)) / limit
         rows.append((candidate.model, engine, f"{rate:.2f}", f"{timing.spread:.0%}", f"{share:.2f}"))

@@ -2,20 +2,21 @@
 
     python benchmarks/training.py --threads 2
 
-The rival is the same network in channels-first memory with LayerNorm written out as mean and variance over the channel
+The plain network is the same in channels-first memory, with LayerNorm written out as mean and variance over the channel
 axis, 1x1 convolutions as convolutions, and PyTorch's own backward of the dilated convolutions. Both take turns, step
-after step, so that what else the machine does falls on both alike; medians are printed.
+after step, so that other load on the machine affects both alike. The output shows medians.
 """
 
 import argparse
-import statistics
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polynext.experiments.speed.timing import take_turns
 from polynext.memory import keep_freed_memory
 from polynext.models.network import PolyNeXt, PolyNeXtConfig
 from polynext.models.polynext import LOWRES
@@ -43,7 +44,7 @@ def plain_conv(module: nn.Conv2d) -> nn.Conv2d:
 
 
 def channels_first(module: nn.Module) -> nn.Module:
-    """Replaces our norms and convolutions in place by the plain ones."""
+    """Replaces our norms and convolutions by plain ones, in place."""
     for name, child in module.named_children():
         if isinstance(child, LayerNorm2d):
             setattr(module, name, WrittenOutLayerNorm(child))
@@ -89,14 +90,14 @@ def main() -> None:
         plain = ChannelsFirst(config, num_classes=10, img_size=32)
         plain.load_state_dict(ours.state_dict())
         plain = channels_first(plain)
-        with torch.no_grad():  # the same function, or the comparison is worth nothing
+        with torch.no_grad():  # both must compute the same function
             torch.testing.assert_close(plain(images), ours(images), rtol=1e-3, atol=1e-4)
-        seconds: dict[str, list[float]] = {"ours": [], "plain": []}
-        optimizers = {m: torch.optim.AdamW(m.parameters(), lr=1e-5, foreach=True) for m in (ours, plain)}
-        for _ in range(args.rounds + 1):
-            for label, model in (("ours", ours), ("plain", plain)):
-                seconds[label].append(step(model, optimizers[model], images, labels))
-        rates = {label: args.batch / statistics.median(times[1:]) for label, times in seconds.items()}
+        turns = {}
+        for label, model in (("ours", ours), ("plain", plain)):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=True)
+            turns[label] = partial(step, model, optimizer, images, labels)
+        take_turns(turns, rounds=1)  # to warm up
+        rates = {label: args.batch / timing.median for label, timing in take_turns(turns, args.rounds).items()}
         print(
             f"{name:<28}{rates['ours']:>10.1f}{rates['plain']:>10.1f}  {rates['ours'] / rates['plain']:.2f}", flush=True
         )

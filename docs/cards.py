@@ -1,8 +1,7 @@
-"""Writes docs/cards: what each network with weights is for, how good it is, what it costs. `python docs/cards.py`
+"""Writes the model cards in docs/cards: intended use, data, accuracy and cost. Run `python docs/cards.py`.
 
-Every figure comes from `polynext/paper.toml`, from what a file of weights says of itself, or is counted. The words
-about
-a data set are below; weights of another one need a word about it, in DATA.
+All numbers are counted or come from `polynext/paper.toml` and the metadata of the weight files. The texts are below.
+Weights trained on a new data set need a description of it in DATA.
 """
 
 import json
@@ -18,57 +17,55 @@ from polynext.circuit import lower
 from polynext.models import PUBLISHED
 from polynext.models.checkpoints import read_metadata
 from polynext.models.costs import count_macs, count_parameters
-from polynext.models.published import EMBEDDED, HUB, embedded_weights
+from polynext.models.published import HUB, SHIPPED, shipped_weights
 
 HERE = Path(__file__).parent
 Rows = list[list[str]]
 
-# What a network in the box was trained on.
+# Training data of the shipped networks.
 DATA = {
-    "digits": """scikit-learn's handwritten digits (Alpaydin and Kaynak, 1998): 1,797 grey pictures of 8x8 pixels, of
-which
-1,433 were learned from and 364 tested on.""",
+    "digits": """scikit-learn's handwritten digits (Alpaydin and Kaynak, 1998): 1,797 grey images of 8x8 pixels, split
+into 1,433 for training and 364 for testing.""",
     "cifar10": """CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test photographs of 32x32 pixels in ten
 classes.""",
 }
 
 EMBEDDED_CARD = Template("""# $title
 
-Weights that come with the package: `polynext.load_run("$tagged", pretrained=True)`.
+The weights ship with the package: `polynext.load_run("$tagged", pretrained=True)`.
 
 ## Intended use
 
-To see encrypted inference work from end to end within seconds, in tutorials, demonstrations and tests, and to try
-changes on
-a network that is small enough. It is a demonstration and no product: do not decide anything about people by it.
+Tutorials, demonstrations and tests that run encrypted inference from end to end within seconds, and experiments that
+need a small network. It is a demonstration, not a product. Do not use it for decisions about people.
 
 ## Data
 
 $data
 
-## Figures
+## Results
 
 $figures
 
-The best epoch was chosen by the test images themselves, as is usual for these benchmarks: expect a little less on new
-pictures. Source: what the file of weights says of itself, written by `polynext train` when it was saved.
+The best epoch was selected on the test images, as is usual for these benchmarks. Expect slightly lower accuracy on new
+images. Source: the metadata of the weight file, which `polynext train` writes.
 
 ## Cost in the clear
 
 $clear
 
-## Cost encrypted
+## Cost under encryption
 
 $encrypted
 
-What a run takes on a machine, in seconds and memory, is measured on [the page on encrypted images](../encrypted.md).
+[Encrypted inference](../encrypted.md) has measurements of time and memory.
 
 ## Limits
 
-- It answers any picture with one of its classes, also one that shows none of them.
-- Pictures unlike its training pictures may get wrong logits when encrypted:
+- The network assigns one of its classes to every image, even if the image shows none of them.
+- Images unlike the training images may get wrong logits under encryption:
   [what is protected, and what is not](../encrypted.md#what-is-protected-and-what-is-not).
-- Robustness against adversarial changes was not studied.
+- Robustness against adversarial examples was not studied.
 """)
 
 PUBLISHED_CARD = Template("""# $title
@@ -83,7 +80,7 @@ $use
 
 $data
 
-## Figures
+## Results
 
 $figures
 
@@ -92,7 +89,8 @@ $source
 ## Cost in the clear
 
 $clear
-## Cost encrypted
+
+## Cost under encryption
 
 $encrypted
 
@@ -101,22 +99,20 @@ $encrypted
 $limits
 """)
 
-COUNTED = """Of one image, counted by `polynext models`; [Measure and export](../bench.md) has measurements of this
-implementation."""
+COUNTED = """Costs are for one image, counted by `polynext models`. [Measure and export](../bench.md) has measurements
+of this implementation."""
 TIMED = " Images per second and memory are the paper's (Table S4: NVIDIA RTX 4090, batch 128, compiled)."
-IMAGENET = """ImageNet-1K: 1.28 million training photographs in 1,000 classes, 50,000 for validation. It is a picture
-of what people
-photographed and labelled before 2012, with the gaps and biases that are known of it: places, people and things of North
+IMAGENET = """ImageNet-1K: 1.28 million training photographs in 1,000 classes and 50,000 for validation. It reflects
+what people photographed and labelled before 2012, with known gaps and biases. Places, people and things of North
 America and Europe are over-represented, many photographs show people, and some labels are wrong."""
-LIMITS = """- Accuracies are of photographs like ImageNet's. On drawings, corrupted or unusual pictures they are
-lower: see the figures.
-- Not made for, and not tested in, decisions about people, medicine or safety.
-- The weights are the authors'; their training was not repeated here. They load strictly, and for five of the
-published files
-  a test compares the logits with those of the authors' code, to 1e-4 (`pytest tests/models/test_published.py`)."""
-SOURCE = """Per cent of right first answers$mce. Source: the paper's $tables, as printed;
-`polynext evaluate NAME --pretrained --data SET --root FOLDER` measures them again."""
-MCE = ", but of ImageNet-C the mean corruption error, of which less is better"
+LIMITS = """- The accuracy applies to photographs like those of ImageNet. It is lower on drawings and on corrupted or
+  unusual images: see the results.
+- The networks were not made for, or tested in, decisions about people, medicine or safety.
+- The weights are the authors'; we did not repeat their training. They load strictly. For five of the published files, a
+  test compares the logits with those of the authors' code, to 1e-4 (`pytest tests/models/test_published.py`)."""
+SOURCE = """Top-1 accuracy (%)$mce. Source: the paper's $tables, as printed.
+`polynext evaluate NAME --pretrained --data SET --root FOLDER` repeats the measurement."""
+MCE = "; for ImageNet-C the mean corruption error (mCE), lower is better"
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ class Family:
     """Published networks that share a card."""
 
     title: str
-    models: tuple[str, ...]  # as the paper calls them
+    models: tuple[str, ...]  # the paper's names
     use: str
     tables: str
     encrypted: str
@@ -132,11 +128,10 @@ class Family:
     limits: str = LIMITS
 
 
-BACKBONE = """Backbones for recognition: to classify photographs, and to start from in detection, segmentation and
-fine-tuning. As
-timm models they take the place of a ConvNeXt or CAFormer of their size."""
-NOT_POLYNOMIAL = """Not possible: their LayerNorms divide by a function of the image. The [fully polynomial
-networks](fully_polynomial.md) are the same without."""
+BACKBONE = """Backbones for image recognition: classification of photographs, and initial weights for detection,
+segmentation and fine-tuning. They are timm models and replace a ConvNeXt or CAFormer of their size."""
+NOT_POLYNOMIAL = """Not possible: LayerNorm divides by a function of the image. The
+[fully polynomial networks](fully_polynomial.md) are the same networks without LayerNorm."""
 FAMILIES = {
     "cpolynext": Family(
         "CPolyNeXt",
@@ -155,28 +150,26 @@ FAMILIES = {
     "fully_polynomial": Family(
         "Fully polynomial networks",
         ("CPolyNeXt-T BN", "APolyNeXt-T BN", "CPolyNeXt-S BN"),
-        """To study networks that are polynomials of the image, and as starting points for smaller ones that run
-encrypted.
-Where a LayerNorm does no harm, the networks with it are more accurate.""",
+        """Research on networks that are polynomials of the image, and starting points for smaller networks that run
+encrypted. Where LayerNorm is acceptable, the networks that use it are more accurate.""",
         "Table 7",
-        """Possible in principle: inference is additions and multiplications. In practice they are far too deep for
-encryption
-without bootstrapping, which takes at least a level for each product in a row, and SEAL's largest ring has about twenty:
+        """Possible in principle: inference consists of additions and multiplications. In practice these networks are
+far too deep for encryption without bootstrapping. Each unit of multiplicative depth takes at least one level, and
+SEAL's largest ring has about twenty:
 
 $depths
 
-`polynext circuit NAME` counts further. Networks made for encryption are [in the box](index.md).""",
-        limits=LIMITS + "\n- They take images of 224 pixels and no others: their norms keep statistics per position.",
+`polynext circuit NAME` prints more details. Two networks made for encryption [ship with the package](index.md).""",
+        limits=LIMITS + "\n- They accept only images of 224 pixels, because their norms keep statistics per position.",
     ),
     "lowres": Family(
         "CPolyNeXt-LR",
         ("CPolyNeXt-LR",),
-        "To compare networks on small pictures, trained from scratch: 32 pixels, 64 for Tiny ImageNet.",
+        "Comparison of networks trained from scratch on small images: 32 pixels, or 64 for Tiny ImageNet.",
         "Table S5",
         NOT_POLYNOMIAL,
         """CIFAR-10 (50,000 training photographs of 32 pixels, ten classes), SVHN (73,257 house numbers of 32 pixels,
-ten
-digits), Tiny ImageNet (100,000 photographs of 64 pixels, 200 classes). One network was trained on each.""",
+ten digits) and Tiny ImageNet (100,000 photographs of 64 pixels, 200 classes). One network was trained on each.""",
     ),
 }
 SETS = {
@@ -202,7 +195,7 @@ def macs(model: Any) -> str:
 
 
 def embedded_card(tagged: str) -> str:
-    about = read_metadata(embedded_weights(tagged))
+    about = read_metadata(shipped_weights(tagged))
     data, classes = tagged.split(".")[1], json.loads(about["classes"])
     model = polynext.create_model(tagged, pretrained=True).eval()
     circuit = lower(model)
@@ -215,11 +208,11 @@ def embedded_card(tagged: str) -> str:
     clear = [
         ["parameters", f"{count_parameters(model):,}"],
         ["multiply-accumulates", macs(model)],
-        ["pictures", "x".join(map(str, model.pretrained_cfg["input_size"]))],
+        ["input size", "x".join(map(str, model.pretrained_cfg["input_size"]))],
     ]
     encrypted = [
         ["polynomial degree", f"{circuit.degree():,}"],
-        ["products in a row", str(circuit.multiplicative_depth())],
+        ["multiplicative depth", str(circuit.multiplicative_depth())],
     ]
     return EMBEDDED_CARD.substitute(
         title=tagged,
@@ -260,7 +253,7 @@ def published_card(family: Family) -> str:
         source=Template(SOURCE).substitute(tables=family.tables, mce=MCE if "imagenet-c" in sets else ""),
         clear=clear,
         encrypted=Template(family.encrypted).safe_substitute(
-            depths=table(["", "degree", "products in a row, at least"], depths)
+            depths=table(["", "degree", "multiplicative depth, at least"], depths)
         ),
         limits=family.limits,
     )
@@ -268,11 +261,9 @@ def published_card(family: Family) -> str:
 
 INDEX = Template("""# Model cards
 
-What each network with weights is for, what it learned from, how good it is and by whose word, what it costs in the
-clear and
-encrypted, and where it ends.
+The intended use, training data, accuracy, cost and limits of every network with weights.
 
-In the box, made to run encrypted:
+Shipped with the package, made for encrypted inference:
 
 $embedded
 
@@ -280,11 +271,11 @@ Published by the authors of the paper:
 
 $published
 
-Segmentation networks: [Segment images](../segment.md). Networks without weights: [The models](../models.md).
+For segmentation networks see [Segment images](../segment.md), for networks without weights [The models](../models.md).
 
-A network gets into the box as a file of weights in `polynext/models/weights`, its name in `EMBEDDED`
-([`published.py`](../../polynext/models/published.py)), and a sentence about its data in [`cards.py`](../cards.py);
-`python docs/cards.py` then writes its card.
+To ship another network, add its weights to `polynext/models/weights`, its name to `SHIPPED`
+([`published.py`](../../polynext/models/published.py)) and a description of its data to [`cards.py`](../cards.py). Then
+run `python docs/cards.py`.
 
 ```{toctree}
 :hidden:
@@ -296,7 +287,7 @@ $pages
 
 def pages() -> dict[str, str]:
     """The text of each file."""
-    embedded = {tagged.replace(".", "_"): tagged for tagged in EMBEDDED}
+    embedded = {tagged.replace(".", "_"): tagged for tagged in SHIPPED}
     texts = {f"{file}.md": embedded_card(tagged) for file, tagged in embedded.items()}
     texts |= {f"{file}.md": published_card(family) for file, family in FAMILIES.items()}
     texts["index.md"] = INDEX.substitute(

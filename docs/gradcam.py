@@ -1,4 +1,4 @@
-"""Draws docs/figures/gradcam.png: where the shipped CIFAR-10 network looks."""
+"""Draws docs/figures/gradcam.png: Grad-CAM heat maps of the shipped CIFAR-10 network."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One process or many, as torchrun started them."""
+"""The processes of a run, as torchrun started them."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all of the run."""
+    """This process, and the number of all processes of the run."""
 
     rank: int
     count: int
@@ -21,7 +21,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes."""
+        """Whether this is the first process, which writes files."""
         return self.rank == 0
 
     def total(self, *values: float) -> list[float]:
@@ -33,21 +33,21 @@ class Processes:
         return tensor.tolist()
 
     def same(self, value: Any) -> Any:
-        """The first one's value, in all processes."""
+        """The value of the first process, in all processes."""
         values = [value]
         if self.count > 1:
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def agree(self, tensors: Iterable[Tensor]) -> None:
-        """Gives all processes the first one's values, in place."""
+        """Copies the tensors of the first process to all, in place."""
         if self.count > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -58,7 +58,7 @@ def alone() -> Processes:
 
 @contextmanager
 def processes() -> Iterator[Processes]:
-    """Joins the processes that torchrun started, or is alone; on the GPU of the local rank if there is one."""
+    """Joins the processes of torchrun, if it started this one. Each has the GPU of its local rank, if there is one."""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:

@@ -1,7 +1,7 @@
-"""Networks as files that need no polynext: ONNX, or a program of torch.export. For any batch size, and checked.
+"""Export of networks to files that run without polynext: ONNX or torch.export programs, for any batch size.
 
-A file also tells how a picture becomes the network's input, and the names of the classes, as JSON: under `polynext` in
-ONNX's metadata, in the extra file `polynext.json` of a torch.export program.
+A file also contains the preprocessing of images and the names of the classes, as JSON: under `polynext` in ONNX's
+metadata, or as the extra file `polynext.json` of a torch.export program.
 """
 
 import copy
@@ -25,7 +25,7 @@ __all__ = ["Format", "check", "export", "load", "load_openvino", "sample_images"
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-4
-ABOUT, ABOUT_FILE = "polynext", "polynext.json"
+METADATA, METADATA_FILE = "polynext", "polynext.json"
 
 Network = Callable[[Tensor], Tensor]
 
@@ -38,24 +38,24 @@ def export(
     preprocessing: Preprocessing | None = None,
     classes: Sequence[str] | None = None,
 ) -> None:
-    """Writes a model in eval mode; batches of any size go into what is written."""
+    """Writes a model in eval mode to a file that takes batches of any size."""
     model = onnx_form(model) if form == "onnx" else restore(copy.deepcopy(model))
-    about = json.dumps({"preprocessing": preprocessing and preprocessing.to_json(), "classes": classes})
-    example = torch.zeros(2, *input_size)  # torch.export takes a dimension of one for a constant
+    metadata = json.dumps({"preprocessing": preprocessing and preprocessing.to_json(), "classes": classes})
+    example = torch.zeros(2, *input_size)  # torch.export treats a dimension of 1 as a constant
     with torch.no_grad():
         program = torch.export.export(model.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     if form == "torch":
-        torch.export.save(program, path, extra_files={ABOUT_FILE: about})
+        torch.export.save(program, path, extra_files={METADATA_FILE: metadata})
         return
     require("export", "onnx", "onnxscript")
     made = torch.onnx.export(program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False)
     assert made is not None
-    made.model.metadata_props[ABOUT] = about
+    made.model.metadata_props[METADATA] = metadata
     made.save(str(path), external_data=False)
 
 
 def load(path: Path, threads: int = 0) -> Network:
-    """What an exported file computes, as a function of images; ONNX runs in onnxruntime."""
+    """An exported file as a function of images. ONNX files run in onnxruntime."""
     if path.suffix == SUFFIXES["torch"]:
         return torch.export.load(path).module()
     session = onnx_session(path, threads)
@@ -63,14 +63,14 @@ def load(path: Path, threads: int = 0) -> Network:
 
 
 def load_openvino(path: Path, threads: int = 0) -> Network:
-    """What an exported ONNX file computes, as a function of images, in OpenVINO on the CPU and in float32."""
+    """An exported ONNX file as a function of images, in OpenVINO on the CPU in float32."""
     require("openvino")
     import openvino
 
-    wanted: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if threads:
-        wanted["INFERENCE_NUM_THREADS"] = threads
-    compiled = openvino.Core().compile_model(str(path), "CPU", wanted)
+        config["INFERENCE_NUM_THREADS"] = threads
+    compiled = openvino.Core().compile_model(str(path), "CPU", config)
     return lambda images: torch.from_numpy(compiled(images.cpu().numpy())[0].copy())
 
 
@@ -80,7 +80,7 @@ def onnx_session(path: Path, threads: int = 0) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # it tells of every constant that it leaves where it is
+    options.log_severity_level = 3  # errors only: it warns about every constant that it does not fold
     available = onnxruntime.get_available_providers()
     chosen = [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in available]
     return onnxruntime.InferenceSession(str(path), options, providers=chosen)
@@ -89,32 +89,30 @@ def onnx_session(path: Path, threads: int = 0) -> Any:
 def largest_difference(model: nn.Module, path: Path, images: Tensor) -> float:
     """The largest difference between the logits of a model and of its file, over batches of several sizes."""
     exported = load(path)
-    differences = []
     with torch.no_grad():
-        for batch in (images[:1], images):
-            differences.append((model(batch) - exported(batch)).abs().max().item())
-    return float(np.max(differences))  # max() of Python would lose a nan
+        differences = [(model(batch) - exported(batch)).abs().max().item() for batch in (images[:1], images)]
+    return float(np.max(differences))  # Python's max would lose a nan
 
 
 def check(model: nn.Module, path: Path, images: dict[str, Tensor]) -> dict[str, float]:
-    """Raises unless the file gives the model's logits for each kind of images; returns the largest differences."""
+    """Raises an error unless the file gives the model's logits for each set of images. Returns the differences."""
     differences = {kind: largest_difference(model, path, batch) for kind, batch in images.items()}
     for kind, difference in differences.items():
         if not difference <= TOLERANCE:
             raise PolyNeXtError(
-                f"{path} gives logits that are {difference:.1e} off on {kind} images, more than {TOLERANCE:.0e}: "
-                "do not use it, and report the model."
+                f"the logits of {path} differ from the model's by {difference:.1e} on {kind} images, more than "
+                f"{TOLERANCE:.0e}: do not use the file, and report the model."
             )
     return differences
 
 
 def sample_images(channels: int) -> list[Image.Image]:
-    """Real images without a download: scikit-learn's two photographs, or its digits for grey images."""
+    """scikit-learn's two photographs, or its digits for one channel, which need no download."""
     require("export", "sklearn")
     from sklearn.datasets import load_digits, load_sample_images
 
     if channels == 1:
-        pictures = [(16 * digit).clip(0, 255).astype(np.uint8) for digit in load_digits().images[:8]]
+        images = [(16 * digit).clip(0, 255).astype(np.uint8) for digit in load_digits().images[:8]]
     else:
-        pictures = load_sample_images().images
-    return [Image.fromarray(picture) for picture in pictures]
+        images = load_sample_images().images
+    return [Image.fromarray(image) for image in images]

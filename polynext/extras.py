@@ -1,15 +1,16 @@
-"""What is installed only if asked for, and how to ask."""
+"""Optional dependencies, and the commands that install them."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 from polynext.errors import PolyNeXtError
 
-# The extras of the package, and the modules that each brings.
+# The modules of each extra in pyproject.toml, without those of the extras that it includes.
 EXTRAS = {
-    "train": ("matplotlib", "scipy", "sklearn", "tensorboard", "tqdm", "tyro", "yaml"),
+    "train": ("matplotlib", "scipy", "sklearn", "tensorboard"),
     "segment": ("torchmetrics",),
-    "encrypted": ("httpx", "platformdirs", "scipy", "tenseal", "tyro"),
-    "serve": ("fastapi", "prometheus_client", "sklearn", "uvicorn", "zstandard"),
+    "encrypted": ("httpx", "platformdirs", "scipy", "sklearn", "tenseal"),
+    "serve": ("fastapi", "prometheus_client", "uvicorn", "zstandard"),
     "cluster": ("ray",),
     "export": ("onnx", "onnxruntime", "onnxscript", "sklearn"),
     "openvino": ("openvino",),
@@ -18,20 +19,32 @@ EXTRAS = {
 
 
 class MissingExtraError(PolyNeXtError, ImportError):
-    """Something was asked for whose packages are not installed."""
+    """A package of an extra is not installed."""
 
     def __init__(self, extra: str, module: str):
-        super().__init__(f"this needs {module}, which is not installed: pip install 'polynext[{extra}]'.")
+        super().__init__(extra, module)
+
+    def __str__(self) -> str:
+        extra, module = self.args
+        return f"this needs {module}, which is not installed: {install_command(extra)}."
+
+
+def install_command(extra: str) -> str:
+    """The command that adds an extra to this installation: a checkout's, or the package's."""
+    root = Path(__file__).resolve().parent.parent
+    if (root / "pyproject.toml").is_file():
+        return f"pip install -e '{'.' if root == Path.cwd() else root}[{extra}]'"
+    return f"pip install 'polynext[{extra}]'"
 
 
 def require(extra: str, *modules: str) -> None:
-    """Raises unless these modules of an extra, or all of it, are there."""
+    """Raises `MissingExtraError` unless these modules of an extra, by default all, are installed."""
     for module in modules or EXTRAS[extra]:
         if find_spec(module) is None:
             raise MissingExtraError(extra, module)
 
 
 def missing_extra(module: str | None) -> MissingExtraError | None:
-    """The sentence for a module that could not be imported, if an extra brings it."""
+    """The error for a module that could not be imported, if it belongs to an extra."""
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     return MissingExtraError(extra, str(module)) if extra else None

@@ -1,61 +1,61 @@
-"""Files that are whole or not there, and folders with one process at work in them."""
+"""Atomic writes, and folders with an exclusive lock."""
 
 import os
 import struct
-import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from polynext.errors import PolyNeXtError
 
-# All that reading an archive raises if it is cut short, damaged or made to harm.
+# The exceptions of reading an archive that is truncated, damaged or malicious.
 UNREADABLE = (zipfile.BadZipFile, struct.error, EOFError, KeyError, OSError, OverflowError, RuntimeError, ValueError)
 
 
 def require_place(path: Path) -> None:
-    """Raises if there can be no file at a path: better before the work that it is to hold than after."""
+    """Raises if no file can be written to a path; to be called before long work."""
     if path.is_dir():
         raise PolyNeXtError(f"{path} is a folder: give a file.")
     nearest = next(parent for parent in path.absolute().parents if parent.exists())
     if not nearest.is_dir():
-        raise PolyNeXtError(f"there can be no file {path}: {nearest} is no folder.")
+        raise PolyNeXtError(f"cannot write {path}: {nearest} is not a folder.")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes beside the place and then moves there: a process killed at any moment leaves the old file or the new."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Writes a temporary file and renames it, so that a killed process leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise PolyNeXtError(
-            f"cannot write {path} ({error.strerror}): make room or choose another folder; what was saved is whole."
+            f"cannot write {path} ({error.strerror}): free some space or choose another folder. Saved files are intact."
         ) from error
 
 
 @contextmanager
-def alone_in(folder: Path, sentence: str) -> Iterator[None]:
-    """Raises with this sentence if another process is in the folder so. One that was killed is not any more."""
-    if sys.platform == "win32":  # which has no such locks
-        yield
-        return
-    import fcntl
+def lock_folder(folder: Path, message: str) -> Iterator[None]:
+    """Hold an exclusive lock on a folder. If another process holds it, raise PolyNeXtError with this message.
 
+    The operating system releases the lock if the process dies.
+    """
+    lock = FileLock(folder / ".lock", timeout=0, thread_local=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock.acquire()
+    except Timeout as error:
+        raise PolyNeXtError(message) from error
     except OSError as error:
         raise PolyNeXtError(f"cannot write to {folder} ({error.strerror}): give another folder.") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PolyNeXtError(sentence) from error
+    try:
         yield
+    finally:
+        lock.release()

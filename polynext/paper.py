@@ -1,4 +1,4 @@
-"""The paper's figures, to stand beside what is measured. They live in `paper.toml`, table by table."""
+"""The figures that the paper prints, from `paper.toml`, where they are listed table by table."""
 
 import functools
 import math
@@ -7,19 +7,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# The tables that give accuracies alone, by data set.
-ACCURACY_TABLES = ("2", "S5")
+ACCURACY_TABLES = ("2", "S5")  # their columns are data sets
+ABLATION_TABLES = ("3", "4", "5", "dropin", "dropout")
 
 
 @functools.cache
 def paper() -> dict[str, Any]:
+    """The content of paper.toml."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 def rows(table: str, part: str = "rows") -> list[dict[str, Any]]:
-    """The rows of a table, "1" to "7" or "S4" and so on, each from column to figure; nan where the paper has none.
+    """The rows of a table such as "1" or "S4", each as column: figure. Figures that the paper omits are nan.
 
-    `part` "text" are figures that the paper gives in the text beside the table.
+    With `part` "text", the figures that the text beside the table gives.
     """
     content = paper()[f"table_{table}"]
     return [dict(zip(content["columns"], row, strict=True)) for row in content.get(part, [])]
@@ -30,32 +31,38 @@ def main_results() -> list[dict[str, Any]]:
     return rows("1", "conv") + rows("1", "attention")
 
 
-def weights_name(model: str, data: str = "imagenet") -> str | None:
-    """What timm calls a model of the paper, with the tag of the weights that its figure on a data set is of.
+def ablation_difference(row: str) -> str:
+    """The difference that the paper prints for a row of `polynext.experiments.ablation.ROWS`; "-" if it prints none."""
+    printed = {entry["row"]: entry["difference"] for table in ABLATION_TABLES for entry in rows(table)}
+    return printed.get(row, "-")
 
-    Without a tag where no such weights are published; None if timm does not have the model.
+
+def weights_name(model: str, data: str = "imagenet") -> str | None:
+    """The timm name of a model of the paper, with the tag of the weights behind its figure on a data set.
+
+    The name has no tag if these weights are not published; None if timm does not have the model.
     """
     name = paper()["names"].get(model)
     return name and name.replace("*", data.replace("-", "_"))
 
 
 def timm_name(model: str) -> str | None:
-    """What timm calls a model of the paper; None if it does not have it."""
+    """The timm name of a model of the paper; None if timm does not have it."""
     name = weights_name(model)
     return name and name.split(".")[0]
 
 
 def remarks(models: Iterable[str]) -> list[str]:
-    """What has to be said where figures of these models, as the paper calls them, stand beside ours."""
+    """Remarks to print wherever figures of these models, by the paper's names, are compared with ours."""
     families = dict.fromkeys(model.split("-")[0] for model in models)
     return [paper()["remarks"][family] for family in families if family in paper()["remarks"]]
 
 
 @functools.cache
 def accuracies() -> dict[str, dict[str, float]]:
-    """For each model, by timm's name, its figure on each data set.
+    """The figures of each model, by timm name, on each data set.
 
-    Per cent right, but of imagenet-c the mCE, and of ade20k the mIoU of UPerNet on it.
+    Top-1 accuracy in percent; mCE for imagenet-c; mIoU of UPerNet for ade20k.
     """
     found: dict[str, dict[str, float]] = {}
     listed = [{"model": row["model"], "imagenet": row["top1"]} for row in main_results() + rows("1", "text")]
@@ -70,7 +77,7 @@ def accuracies() -> dict[str, dict[str, float]]:
 
 
 def figure_of(model: str, data: str) -> tuple[float, str] | None:
-    """What the paper reports for a model, by timm's name, on a data set, and the weights that this is of."""
+    """The paper's figure for a model, by timm name, on a data set, and the name of the weights behind it."""
     bare = model.split(".")[0]
     figure = accuracies().get(bare, {}).get(data)
     if figure is None:
@@ -80,6 +87,6 @@ def figure_of(model: str, data: str) -> tuple[float, str] | None:
 
 
 def published_figure(model: str, data: str) -> float | None:
-    """What the paper reports for a model on a data set; None if it does not, or for weights of another tag."""
+    """The paper's figure for a model on a data set; None if there is none, or if it is of weights with another tag."""
     found = figure_of(model, data)
     return found[0] if found and model in (found[1], found[1].split(".")[0]) else None

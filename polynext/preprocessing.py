@@ -1,7 +1,7 @@
-"""From a picture to what a network takes. Pillow and numpy only: a client that encrypts pictures needs no torch.
+"""From an image to the input of a network, with Pillow and numpy only: a client that encrypts images needs no torch.
 
-Training data, evaluation, predictions, exports and encryption all prepare pictures here, so that a network sees the
-same numbers wherever it is used.
+Evaluation, predictions, exports and encryption all prepare images here, so that a network gets the same numbers
+everywhere.
 """
 
 from dataclasses import asdict, dataclass
@@ -23,16 +23,18 @@ Pixels = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How a picture becomes a network's input; nothing in it is random.
+    """How an image becomes a network's input, without random numbers.
 
     Attributes:
-        size: side of the square images the network gets.
-        resize: what the shorter edge is resized to before the crop.
-        crop: "centre" cuts the middle out, "squash" gives up the picture's proportions instead.
-        interpolation: how it is resized.
-        mean: per channel, of pixel values in 0 to 1; one channel is grey, three are RGB.
-        std: per channel.
+        size: side of the network's square input, in pixels.
+        resize: length of the shorter edge before the crop.
+        crop: "centre" crops the centre, "squash" resizes to a square without keeping the proportions.
+        interpolation: interpolation of the resize.
+        mean: mean of each channel, for pixel values in 0 to 1; one channel is grey, three are RGB.
+        std: standard deviation of each channel.
     """
+
+    __pydantic_config__ = {"extra": "forbid", "strict": True}  # noqa: RUF012  (as `schema.Config` has it)
 
     size: int = 8
     resize: int = 8
@@ -45,12 +47,12 @@ class Preprocessing:
         if not (len(self.mean) == len(self.std) in (1, 3)) or min(self.std) <= 0:
             raise PolyNeXtError(
                 f"the mean is {self.mean} and the std {self.std}: give one number of each for grey images or three for "
-                "RGB, and no std of 0."
+                "RGB, and a std above 0."
             )
         if not 1 <= self.size <= self.resize:
             raise PolyNeXtError(
-                f"images of {self.size} pixels cannot be cropped from {self.resize}: give a size of at least 1 and a "
-                "resize that is not smaller."
+                f"images of {self.size} pixels cannot be cropped from {self.resize}: give a size of at least 1 and at "
+                "most the resize."
             )
 
     @property
@@ -59,39 +61,39 @@ class Preprocessing:
 
     @property
     def input_size(self) -> tuple[int, int, int]:
-        """The shape of what comes out."""
+        """The shape of the network's input."""
         return self.channels, self.size, self.size
 
-    def __call__(self, picture: Image.Image) -> Pixels:
+    def __call__(self, image: Image.Image) -> Pixels:
         """(C, H, W): resized, cropped, normalised."""
-        return self.normalise(self.resized(self.coloured(picture)))
+        return self.normalise(self.resized(self.coloured(image)))
 
-    def coloured(self, picture: Image.Image) -> Image.Image:
-        """Grey or RGB, whichever the network takes."""
+    def coloured(self, image: Image.Image) -> Image.Image:
+        """The image as grey or RGB, as the network needs it."""
         mode = "L" if self.channels == 1 else "RGB"
-        return picture if picture.mode == mode else picture.convert(mode)
+        return image if image.mode == mode else image.convert(mode)
 
-    def resized(self, picture: Image.Image) -> Image.Image:
+    def resized(self, image: Image.Image) -> Image.Image:
         if self.crop == "squash":
             wanted = (self.resize, self.resize)
         else:
-            factor = self.resize / min(picture.size)
-            wanted = (max(self.resize, round(picture.width * factor)), max(self.resize, round(picture.height * factor)))
-        if picture.size != wanted:
-            picture = picture.resize(wanted, self.resampling)
-        if picture.size == (self.size, self.size):
-            return picture
-        left, top = round((picture.width - self.size) / 2), round((picture.height - self.size) / 2)
-        return picture.crop((left, top, left + self.size, top + self.size))
+            factor = self.resize / min(image.size)
+            wanted = (max(self.resize, round(image.width * factor)), max(self.resize, round(image.height * factor)))
+        if image.size != wanted:
+            image = image.resize(wanted, self.resampling)
+        if image.size == (self.size, self.size):
+            return image
+        left, top = round((image.width - self.size) / 2), round((image.height - self.size) / 2)
+        return image.crop((left, top, left + self.size, top + self.size))
 
     @property
     def resampling(self) -> Image.Resampling:
         return Image.Resampling[self.interpolation.upper()]
 
-    def normalise(self, picture: Image.Image) -> Pixels:
+    def normalise(self, image: Image.Image) -> Pixels:
         """Pixel values to (value - mean) / std, channels first."""
         mean, scale = self.in_pixel_values
-        values = np.asarray(picture, dtype=np.float32).reshape(picture.height, picture.width, -1)
+        values = np.asarray(image, dtype=np.float32).reshape(image.height, image.width, -1)
         return np.ascontiguousarray(((values - mean) * scale).transpose(2, 0, 1))
 
     @cached_property
@@ -108,12 +110,12 @@ class Preprocessing:
 
     @classmethod
     def of_model(cls, config: dict[str, Any]) -> "Preprocessing":
-        """What timm's data config of a model (`timm.data.resolve_model_data_config`) says."""
+        """The preprocessing in timm's data config of a model (`timm.data.resolve_model_data_config`)."""
         size, crop, interpolation = config["input_size"][-1], config["crop_mode"], config["interpolation"]
         if crop not in ("center", "squash") or interpolation not in ("bicubic", "bilinear"):
             raise PolyNeXtError(
-                f"this model's images are cropped by {crop!r} and resized by {interpolation!r}, and polynext crops by "
-                "'center' or 'squash' and resizes by 'bicubic' or 'bilinear': evaluate it with timm."
+                f"this model has the crop {crop!r} and {interpolation!r} interpolation, and polynext has 'center' and "
+                "'squash', 'bicubic' and 'bilinear': evaluate it with timm."
             )
         return cls(
             size=size,
@@ -126,30 +128,30 @@ class Preprocessing:
 
 
 def read_image(source: Path | BinaryIO, name: str = "") -> Image.Image:
-    """A data set's image as RGB, just as it is stored."""
+    """An image of a data set as RGB, without applying its EXIF orientation."""
     try:
         with Image.open(source) as file:
             return to_rgb(file)
     except UNREADABLE as error:
-        raise PolyNeXtError(f"{name or source} cannot be read as an image: mend or remove it.") from error
+        raise PolyNeXtError(f"{name or source} cannot be read as an image: repair or remove it.") from error
 
 
 def open_picture(source: Path | BinaryIO) -> Image.Image:
-    """Somebody's own picture as RGB: upright, and on white where it is transparent."""
+    """A user's image as RGB, upright by its EXIF orientation, and with transparency on white."""
     try:
         with Image.open(source) as file:
-            picture = ImageOps.exif_transpose(file)
-            if "A" in picture.getbands() or "transparency" in picture.info:
-                white = Image.new("RGBA", picture.size, "white")
-                white.alpha_composite(picture.convert("RGBA"))
+            image = ImageOps.exif_transpose(file)
+            if "A" in image.getbands() or "transparency" in image.info:
+                white = Image.new("RGBA", image.size, "white")
+                white.alpha_composite(image.convert("RGBA"))
                 return white.convert("RGB")
-            return to_rgb(picture)
+            return to_rgb(image)
     except UNREADABLE as error:
-        where = source if isinstance(source, Path) else "what came in"
+        where = source if isinstance(source, Path) else "the input"
         raise PolyNeXtError(f"{where} cannot be read as an image ({error}).") from error
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits, which a conversion would clip instead of scale
+    if image.mode.startswith("I"):  # 16 bits: convert() would clip them
         image = image.point(lambda value: value / 257).convert("L")
     return image.convert("RGB")

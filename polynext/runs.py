@@ -1,4 +1,4 @@
-"""A network to use, wherever it comes from: a run's folder, a file of weights, or a model's name."""
+"""Trained networks: from the folder of a run, a weights file, or a model's name."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -11,30 +11,30 @@ import torch
 from PIL import Image
 from timm.data import ImageNetInfo
 
+from polynext.config import TrainConfig, build_model, from_yaml
 from polynext.data import DataConfig, load_examples
 from polynext.data.examples import balanced_indices
 from polynext.data.sets import DATA_SETS, Split
 from polynext.errors import PolyNeXtError, suggest
 from polynext.models import PUBLISHED, create_model, is_polynext, list_models, load_weights, read_weights
 from polynext.models.checkpoints import identify, model_for, read_checkpoint, read_metadata, stored_classes
-from polynext.models.published import WEIGHTS, embedded_weights, is_published
+from polynext.models.published import WEIGHTS, is_published, shipped_weights
 from polynext.preprocessing import Preprocessing
-from polynext.training import TrainConfig, build_model, from_yaml
 
 
 @dataclass(frozen=True)
 class Run:
-    """A network in eval mode, with all it takes to use it.
+    """A network in eval mode, with its preprocessing and classes.
 
     Attributes:
-        name: of the model.
+        name: the model's name.
         model: the network.
-        preprocessing: how a picture becomes its input.
-        classes: their names; None where nobody tells.
-        weights: a hash of their file, or what they are instead: "published" or "untrained".
-        checkpoint: their file, if they come from one.
-        config: how it was trained, if it is a run of ours.
-        tag: of published weights, as in `cpolynext_small.in1k`; None for others.
+        preprocessing: how an image becomes its input.
+        classes: the names of the classes; None if they are unknown.
+        weights: a hash of the weights file, or "published" or "untrained".
+        checkpoint: the weights file, if there is one.
+        config: the config of its training run, if it is known.
+        tag: the tag of published weights, as in `cpolynext_small.in1k`; None for others.
     """
 
     name: str
@@ -48,25 +48,25 @@ class Run:
 
     @property
     def tagged_name(self) -> str:
-        """The model, with the tag of its weights if they are published ones."""
+        """The model's name, with the tag of published weights."""
         return f"{bare(self.name)}.{self.tag}" if self.tag else self.name
 
     @property
     def data(self) -> DataConfig:
-        """What it was trained on; of a model by its name, ImageNet."""
+        """The data of its training run; ImageNet without one."""
         return self.config.data if self.config else DataConfig(name="imagenet", preprocessing=self.preprocessing)
 
     def images(self, split: Split, count: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """So many images of its data, of all classes, as the network takes them, their labels, and the pixels."""
+        """`count` images of its data, balanced over classes: the network's input, labels and pixels."""
         examples = load_examples(self.data, split)
         chosen = balanced_indices(examples.labels, min(count, len(examples)))
-        pictures = [examples.image(i) for i in chosen]
-        prepared = np.stack([self.preprocessing(picture).astype(np.float64) for picture in pictures])
-        return prepared, examples.labels[chosen], [np.asarray(picture) for picture in pictures]
+        images = [examples.image(i) for i in chosen]
+        prepared = np.stack([self.preprocessing(image).astype(np.float64) for image in images])
+        return prepared, examples.labels[chosen], [np.asarray(image) for image in images]
 
     @property
     def class_names(self) -> list[str]:
-        """The names of the classes where they are known, ImageNet's words for a thousand, otherwise numbers."""
+        """The names of the classes if they are known, ImageNet's for 1000 classes, and numbers otherwise."""
         if self.classes:
             return list(self.classes)
         if self.model.num_classes == 1000:
@@ -74,11 +74,11 @@ class Run:
         return [str(i) for i in range(self.model.num_classes)]
 
     @torch.inference_mode()
-    def classify(self, picture: Image.Image) -> list[tuple[str, float]]:
+    def classify(self, image: Image.Image) -> list[tuple[str, float]]:
         """The classes and their probabilities, the most likely first."""
-        images = torch.from_numpy(self.preprocessing(picture))[None]
+        batch = torch.from_numpy(self.preprocessing(image))[None]
         device = next(self.model.parameters()).device
-        probabilities = self.model(images.to(device)).float().softmax(dim=1)[0].tolist()
+        probabilities = self.model(batch.to(device)).float().softmax(dim=1)[0].tolist()
         return sorted(zip(self.class_names, probabilities, strict=True), key=lambda guess: -guess[1])
 
 
@@ -88,21 +88,21 @@ def load_run(
     pretrained: bool = False,
     device: torch.device | str = "cpu",
 ) -> Run:
-    """The network that `source` names.
+    """Loads a network.
 
     Args:
-        source: the folder of a training run, a file of weights (ours, or one that the authors published), or the name
-            of a model, ours or timm's.
-        checkpoint: other weights than a run's best, or those of a named model.
-        pretrained: fetch a named model's published weights.
-        device: where the network goes.
+        source: the folder of a training run, a weights file of polynext or of the paper's authors, or the name of a
+            model of polynext or timm.
+        checkpoint: weights for a named model, or weights of a run instead of its best.
+        pretrained: download the published weights of a named model.
+        device: the device of the network.
     """
     path = Path(source)
     if checkpoint is not None and pretrained:
-        raise PolyNeXtError("both `checkpoint` and `pretrained` were given: the weights can be of one only.")
+        raise PolyNeXtError("both `checkpoint` and `pretrained` were given: give one of them.")
     if path.is_dir() or path.is_file():
         if pretrained:
-            raise PolyNeXtError(f"{source} has weights of its own: leave `pretrained` out.")
+            raise PolyNeXtError(f"{source} has its own weights: leave out `pretrained`.")
         run = from_folder(path, checkpoint) if path.is_dir() else from_file(path)
     else:
         run = from_name(str(source), checkpoint, pretrained)
@@ -113,29 +113,24 @@ def load_run(
 def from_folder(folder: Path, checkpoint: Path | None) -> Run:
     weights, config_file = checkpoint or folder / "best.safetensors", folder / "config.yaml"
     if not weights.is_file() or not config_file.is_file():
-        raise PolyNeXtError(
-            f"{folder} is not a finished run: give a folder with config.yaml and best.safetensors, as "
-            "`polynext train` leaves it."
-        )
+        raise PolyNeXtError(f"{folder} is not a finished run: give a folder with config.yaml and best.safetensors.")
     return trained(from_yaml(config_file.read_text(), str(config_file), TrainConfig), weights)
 
 
 def from_file(path: Path) -> Run:
-    """A file tells its network; only the authors' files are recognised by their shape."""
+    """The network of a weights file, by its metadata or, for files of the authors, by its shapes."""
     name = stated_model(path)
     if name is None:
-        raise PolyNeXtError(
-            f"{path} does not say what network its weights are of: give the model's name, and {path} as `checkpoint`."
-        )
+        raise PolyNeXtError(f"{path} does not name its network: give the model's name, and {path} as `checkpoint`.")
     return from_name(name, path)
 
 
 def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = False) -> Run:
     if not timm.is_model(bare(name)):
         hint = suggest(bare(name), list_models(), "see `polynext models`.")
-        raise PolyNeXtError(f"{name!r} is neither a model nor the folder or file of a run: {hint}")
-    if pretrained and (embedded := embedded_weights(name)):  # its file tells the whole run
-        return replace(from_name(name, embedded), checkpoint=None, tag=embedded.stem.split(".")[1])
+        raise PolyNeXtError(f"{name!r} is not a model, the folder of a run or a weights file: {hint}")
+    if pretrained and (shipped := shipped_weights(name)):  # its file has the config of its run
+        return replace(from_name(name, shipped), checkpoint=None, tag=shipped.stem.split(".")[1])
     if checkpoint is None:
         model: Any = create_model(name, pretrained=pretrained)
         weights, tag = ("published", model.pretrained_cfg.get("tag")) if pretrained else ("untrained", None)
@@ -157,17 +152,14 @@ def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = Fals
 
 
 def stated_model(path: Path) -> str | None:
-    """The model that a file's weights are of, if it says so or is one of the authors'."""
+    """The model in the metadata of a weights file, or that of a file of the authors; None for others."""
     if "model" in (metadata := read_metadata(path)):
         return metadata["model"]
     return identify(read_weights(path)) if is_published(read_checkpoint(path)) else None
 
 
 def published_tag(model: str, path: Path) -> str | None:
-    """The tag of weights that the authors published: what a converted file says, or what the authors' own is called.
-
-    Their files do not say it, so one of several for a model is known by its name alone.
-    """
+    """The tag of published weights: from the metadata of a converted file, or by the name of the authors' file."""
     if "tag" in (metadata := read_metadata(path)):
         return metadata["tag"]
     if not is_published(read_checkpoint(path)):
@@ -186,7 +178,7 @@ def own_preprocessing(model: Any) -> Preprocessing:
 
 
 def trained(config: TrainConfig, weights: Path) -> Run:
-    """The network of a config, with weights from a file; beside those in the package there is a sample of its data."""
+    """The network of a config with weights from a file. Weights in the package use the data sample in the package."""
     sample = f"{config.data.name}-sample"
     if weights.parent == WEIGHTS and sample in DATA_SETS:
         config = replace(config, data=replace(config.data, name=sample))
@@ -199,5 +191,5 @@ def trained(config: TrainConfig, weights: Path) -> Run:
 
 
 def digest(path: Path) -> str:
-    """Names a file by its content."""
+    """A short hash of a file's content."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""How the threads of a process wait."""
+"""How idle threads wait."""
 
 import os
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ POLICY = "OMP_WAIT_POLICY"
 
 @contextmanager
 def idle_threads_give_way() -> Iterator[None]:
-    """While inside, a process that starts, or that imports torch for the first time, has threads that sleep when idle.
+    """While inside, new processes, and this one if it now imports torch, get OpenMP threads that sleep when idle.
 
-    OpenMP's would spin, and slow whatever else the machine does, and be slowed by it, up to 20 times. A policy that is
-    set already stays.
+    By default they spin, which slows other processes, and this one beside them, by up to 20 times. A policy in the
+    environment is kept.
     """
     if POLICY in os.environ:
         yield

@@ -20,28 +20,32 @@ ALLOWED = {
     "models": {"nn"},
     "acceleration": {"nn", "models"},
     "data": set(),
-    "runs": {"data", "models", "training"},
+    "config": {"nn", "models", "acceleration", "data"},
+    "runs": {"config", "data", "models"},
     "export": {"models", "acceleration"},
-    "training": {"nn", "models", "acceleration", "data"},
-    "recipes": {"training", "models", "data"},
+    "training": {"config", "nn", "models", "acceleration", "data"},
+    "recipes": {"config", "models", "data"},
     "evaluation": {"models", "acceleration", "data", "runs"},
-    "segmentation": {"models", "acceleration", "data", "training"},
-    "circuit": {"models", "nn"},
+    "segmentation": {"config", "models", "acceleration", "data", "training"},
+    "circuit": set(),
     "encrypted.runtime": set(),
     "encrypted": {"encrypted.runtime"},
-    "encrypted.compiler": {"circuit", "encrypted.runtime", "encrypted", "runs"},
+    "encrypted.compiler": {"circuit", "encrypted.runtime", "encrypted", "models", "runs"},
     "service": {"encrypted", "encrypted.runtime", "encrypted.compiler"},
     "experiments": {
-        "models", "acceleration", "data", "runs", "export", "training", "recipes", "evaluation", "segmentation",
-        "encrypted", "encrypted.runtime", "encrypted.compiler",
+        "config", "models", "acceleration", "data", "runs", "export", "training", "recipes", "evaluation",
+        "segmentation", "encrypted", "encrypted.runtime", "encrypted.compiler",
     },
 }  # fmt: skip
-BASE = {"arrays", "distributed", "errors", "extras", "files", "memory", "paper", "preprocessing", "threads"}
+BASE = {
+    "arrays", "distributed", "errors", "extras", "files", "memory", "paper", "preprocessing", "schema", "tables",
+    "threads",
+}  # fmt: skip
 FRONT = {"__init__", "__main__", "cli"}  # may import everything
 THIRD_PARTY = {
     "nn": {"torch"},
     "models": {"torch", "timm", "safetensors"},
-    "encrypted.runtime": {"numpy", "scipy", "platformdirs", "tenseal", "zstandard"},
+    "encrypted.runtime": {"numpy", "platformdirs", "tenseal", "zstandard"},
     "encrypted": {"numpy", "platformdirs", "httpx", "PIL", "lazy_loader"},
 }
 # timm asks a model for a method that changes how it runs: the one import against the direction, inside that method.
@@ -126,7 +130,26 @@ def python(code: str) -> str:
 def test_clients_and_servers_need_neither_torch_nor_the_compiler() -> None:
     loads = "import sys; from polynext.encrypted import Client, ClientSpec, RemoteClient, Server, connect"
     heavy = ("torch", "timm", "scipy", "polynext.encrypted.compiler", "polynext.circuit")
-    assert python(f"{loads}; print([name for name in {heavy} if name in sys.modules])") == "[]"
+    for code in (loads, "import sys, polynext.cli.encrypted"):
+        assert python(f"{code}; print([name for name in {heavy} if name in sys.modules])") == "[]"
+
+
+WITHOUT_FORK = """
+import multiprocessing, multiprocessing.context as context, os
+del os.fork, os.sched_getaffinity, context._concrete_contexts["fork"], context.ForkProcess, context.ForkContext
+import polynext.encrypted, polynext.encrypted.client, polynext.encrypted.server, polynext.encrypted.remote
+import polynext.service, polynext.cli.encrypted
+from polynext.distributed import cores
+from polynext.encrypted.runtime.sharing import fork_context
+try:
+    fork_context()
+except polynext.PolyNeXtError as error:
+    print(cores() >= 1, error)
+"""
+
+
+def test_clients_servers_and_services_import_on_systems_without_fork() -> None:
+    assert python(WITHOUT_FORK).startswith("True this operating system has no fork: ")
 
 
 def test_an_encryption_library_is_imported_by_its_backend_alone() -> None:

@@ -1,10 +1,13 @@
 """The documentation: its Python runs, its numbers are as printed, its commands parse, its links lead somewhere."""
 
 import doctest
+import functools
 import re
 import runpy
 import shlex
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -14,6 +17,7 @@ from nbclient import NotebookClient
 import polynext
 from polynext import paper
 from polynext.cli import COMMANDS, main
+from polynext.cli.commands import Commands
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -85,13 +89,31 @@ def commands() -> list[list[str]]:
     return found
 
 
+def leaf(arguments: list[str]) -> tuple[Any, Any, str]:
+    """The command that arguments name, the module and the attribute it is in."""
+    commands: Any = COMMANDS
+    for name in arguments:
+        module, attribute = commands[name].place.split(":")
+        target = getattr(import_module(module), attribute)
+        if not isinstance(target, Commands):
+            return target, import_module(module), attribute
+        commands = target.commands
+    raise AssertionError(f"{arguments} name a group of commands")
+
+
 @pytest.mark.parametrize("arguments", commands(), ids=" ".join)
-def test_commands_in_the_docs_exist(arguments: list[str], capsys) -> None:
-    """Training commands are resolved to the config they would run; others at least name a command."""
-    assert arguments[0] in COMMANDS
-    if "train" in arguments[:2] and not any("runs/" in a for a in arguments):
-        assert main([*arguments, *([] if "--print-config" in arguments else ["--print-config"])]) == 0
-        assert "batch_size" in capsys.readouterr().out
+def test_commands_in_the_docs_parse(arguments: list[str], monkeypatch, capsys) -> None:
+    """All options exist and take these values. Training commands are resolved to the config they would run."""
+    target, module, attribute = leaf(arguments)
+    if hasattr(target, "run"):
+        if not any("runs/" in argument for argument in arguments):
+            assert main([*arguments, *([] if "--print-config" in arguments else ["--print-config"])]) == 0
+            assert "batch_size" in capsys.readouterr().out
+    else:
+        called = []
+        monkeypatch.setattr(module, attribute, functools.wraps(target)(lambda *given, **named: called.append(named)))
+        assert main(arguments) == 0
+        assert called
 
 
 def test_model_cards_tell_what_the_weights_and_the_paper_say() -> None:

@@ -1,38 +1,92 @@
-"""What `pip install polynext` alone can do, what it says of the rest, and what is written down of versions."""
+"""What each extra can do with only its own packages installed, and what is written down of versions."""
 
+import importlib.metadata
+import os
+import pickle
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-from polynext.extras import EXTRAS
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from PIL import Image
+
+from polynext import extras
+from polynext.extras import EXTRAS, MissingExtraError, install_command
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-# Makes the modules of all extras as absent as if they were not installed, but for two that timm needs itself.
-BLOCKER = f"""
+# Hides all distributions but the allowed ones and their modules, in this process and those that it starts.
+SITECUSTOMIZE = """
 import sys
-from importlib.abc import MetaPathFinder
-class Absent(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {sorted({m for modules in EXTRAS.values() for m in modules} - {"tqdm", "yaml"})}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Absent())
-import importlib.util
-real = importlib.util.find_spec
-def find_spec(name, package=None):
-    try:
-        return real(name, package)
-    except ModuleNotFoundError:
-        return None
-importlib.util.find_spec = find_spec
+from importlib.machinery import PathFinder
+
+class OnlyAllowed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in HIDDEN else super().find_spec(name, path, target)
+
+    @staticmethod
+    def find_distributions(*context):
+        found = PathFinder.find_distributions(*context)
+        return (one for one in found if one.name.lower().replace("_", "-").replace(".", "-") in ALLOWED)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = OnlyAllowed
 """
 
 
-def without_extras(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", BLOCKER + code], capture_output=True, text=True, check=False)
+def distributions_of(*chosen: str) -> set[str]:
+    """The distributions that `pip install polynext[...]` installs, with all that they depend on."""
+    found: set[str] = set()
+    requirements = [Requirement(line) for line in PROJECT["dependencies"]]
+    requirements += [Requirement(line) for extra in chosen for line in PROJECT["optional-dependencies"][extra]]
+    while requirements:
+        one = requirements.pop()
+        name = canonicalize_name(one.name)
+        if name == "polynext":
+            lines = [line for extra in one.extras for line in PROJECT["optional-dependencies"][extra]]
+            requirements += map(Requirement, lines)
+        elif name not in found:
+            found.add(name)
+            needed = map(Requirement, importlib.metadata.requires(name) or [])
+            requirements += [r for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return found
+
+
+def sitecustomize(*chosen: str) -> str:
+    allowed = distributions_of(*chosen) | {"polynext", "setuptools"}
+    installed = importlib.metadata.packages_distributions()
+    hidden = {m for m, names in installed.items() if not allowed & {canonicalize_name(name) for name in names}}
+    return f"ALLOWED, HIDDEN = {allowed!r}, {hidden!r}\n{SITECUSTOMIZE}"
+
+
+@pytest.fixture(scope="session")
+def installations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("installations")
+
+
+def run(installations: Path, chosen: str, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Python with only the packages of the base and of an extra, or of the base if it is empty."""
+    folder = installations / (chosen or "base")
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(sitecustomize(*([chosen] if chosen else [])))
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "XDG_CACHE_HOME": str(installations)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=cwd, timeout=600)
+
+
+def run_commands(installations: Path, chosen: str, expected: dict[str, str], cwd: Path) -> None:
+    """Runs commands in one process; each must succeed and print what is expected of it."""
+    calls = "\n".join(f"print('$'); assert main({command.split()!r}) == 0" for command in expected)
+    result = run(installations, chosen, "-c", f"from polynext.cli import main\n{calls}", cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    for printed, wanted in zip(result.stdout.split("$\n")[1:], expected.values(), strict=True):
+        assert wanted in printed
 
 
 CORE = """
@@ -49,19 +103,71 @@ assert polynext.nn.PolyConv(4)(torch.zeros(1, 4, 8, 8)).shape == (1, 4, 8, 8)
 assert "cpolynext_small" in polynext.list_models()
 polynext.replace_mixers(timm.create_model("convformer_s18", device="meta"), mlp=None)
 polynext.data.training_transform
+polynext.recipes.recipe("cpolynext_small")
+run = polynext.load_run("cpolynext_nano_bn", pretrained=True)
+assert len(run.classify(Image.new("L", (8, 8)))) == 10
 print("all there")
 """
 
 
-def test_the_core_needs_no_extra() -> None:
-    result = without_extras(CORE)
+def test_the_base_builds_loads_and_uses_networks(installations: Path) -> None:
+    result = run(installations, "", "-c", CORE)
     assert result.stdout.strip() == "all there", result.stderr
+
+
+def test_commands_of_the_base(installations: Path, tmp_path: Path) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
+    images = np.zeros((20, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(20) % 10
+    np.savez(tmp_path / "data.npz", train_x=images, train_y=labels, test_x=images, test_y=labels)
+    expected = {
+        "--help": "encrypted",
+        "models *nano*": "cpolynext_nano",
+        "predict cpolynext_nano_bn image.png --pretrained": "image.png: ",
+        "evaluate cpolynext_cipher_bn --pretrained": "cpolynext_cipher_bn.cifar10",
+        "evaluate cpolynext_cipher_bn --data folder --root data.npz": "top-1 (%)",
+        "export cpolynext_nano_bn --pretrained --format torch --images image.png": ".pt2",
+    }
+    run_commands(installations, "", expected, tmp_path)
+
+
+def test_commands_of_train(installations: Path, tmp_path: Path) -> None:
+    expected = {
+        "train digits --epochs 1 --schedule.warmup-epochs 0 --data.limit 128 --out run": "best test accuracy",
+        "evaluate run": "top-1 (%)",
+        "evaluate run --data digits-c": "error (%) at severity",
+        "ablate --list": "polyconv",
+    }
+    run_commands(installations, "train", expected, tmp_path)
+
+
+def test_commands_of_encrypted(installations: Path, tmp_path: Path) -> None:
+    expected = {
+        "encrypted plan digits": "ring degree",
+        "encrypted prepare digits --out server": "client_spec.json",
+        "encrypted keygen server/client_spec.json": "secret.key",
+        "encrypted encrypt --digits 1": "1 images",
+        "encrypted run request.enc --keys client/evaluation.keys": "answer.enc",
+        "encrypted decrypt answer.enc": "0",
+    }
+    run_commands(installations, "encrypted", expected, tmp_path)
+    ask = ["-m", "polynext", "encrypted", "ask", "http://localhost:1", "--digits", "1"]
+    refused = run(installations, "encrypted", *ask)
+    assert refused.returncode == 2 and "localhost:1" in refused.stderr and "pip install" not in refused.stderr
+
+
+def test_commands_of_segment_serve_and_export(installations: Path, tmp_path: Path) -> None:
+    run_commands(installations, "segment", {"segment costs cpolynext_tiny": "cpolynext_tiny"}, tmp_path)
+    result = run(installations, "serve", "-c", "from polynext.service import create_app; print('there')")
+    assert result.stdout.strip() == "there", result.stderr
+    expected = {"export cpolynext_nano_bn --pretrained --out nano.onnx": "nano.onnx"}
+    run_commands(installations, "export", expected, tmp_path)
 
 
 NEEDS = {
     "import polynext.training": "train",
-    "import polynext; polynext.load_run": "train",
-    "import polynext.evaluation": "train",
+    "from polynext.evaluation import corrupt; import numpy as np; corrupt(np.zeros((8, 8), np.uint8), 'fog', 1); "
+    "corrupt(np.zeros((8, 8), np.uint8), 'defocus_blur', 1)": "train",
     "import polynext.experiments.ablation": "train",
     "import polynext.experiments.architectures": "train",
     "import polynext.segmentation": "segment",
@@ -81,24 +187,31 @@ for code in codes:
 """
 
 
-def test_a_missing_extra_is_a_sentence_with_its_cure() -> None:
-    sentences = without_extras(f"codes = {list(NEEDS)!r}{TRY_ALL}").stdout.splitlines()
-    for sentence, (code, extra) in zip(sentences, NEEDS.items(), strict=True):
-        cure = rf"this needs \w+, which is not installed: pip install 'polynext\[{extra}\]'\."
-        assert re.fullmatch(cure, sentence), f"{code}: {sentence}"
+def test_a_missing_extra_is_a_message_with_the_command_that_installs_it(installations: Path) -> None:
+    result = run(installations, "", "-c", f"codes = {list(NEEDS)!r}{TRY_ALL}")
+    for message, (code, extra) in zip(result.stdout.splitlines(), NEEDS.items(), strict=True):
+        assert re.fullmatch(rf"this needs \w+, which is not installed: pip install -e '\.\[{extra}\]'\.", message), code
 
 
-def test_a_command_says_it_in_one_line() -> None:
-    commands = ["train", "models", "evaluate cpolynext_nano", "segment train", "encrypted plan x"]
+def test_a_command_reports_it_in_one_line(installations: Path) -> None:
+    commands = ["train", "evaluate cpolynext_nano --data digits", "segment train", "encrypted plan digits"]
     calls = "; ".join(f"print(main({command.split()!r}))" for command in commands)
-    result = without_extras(f"from polynext.cli import main; {calls}")
+    result = run(installations, "", "-c", f"from polynext.cli import main; {calls}")
     assert result.stdout.split() == ["2"] * len(commands)
     lines = result.stderr.splitlines()
-    assert len(lines) == len(commands) and all("pip install 'polynext[" in line for line in lines), lines
+    assert len(lines) == len(commands) and all("pip install -e '.[" in line for line in lines), lines
 
 
-def test_help_needs_no_extra() -> None:
-    assert "encrypted" in without_extras("from polynext.cli import main; main(['--help'])").stdout
+def test_the_command_is_that_of_the_installation(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert install_command("train") == f"pip install -e '{ROOT}[train]'"
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "site-packages" / "polynext" / "extras.py"))
+    assert install_command("train") == "pip install 'polynext[train]'"
+
+
+def test_the_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(MissingExtraError("train", "tensorboard")))
+    assert isinstance(error, MissingExtraError) and str(error) == str(MissingExtraError("train", "tensorboard"))
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -116,7 +229,7 @@ def test_versions_are_written_down_for_everything_we_ask_for() -> None:
 
 def test_extras_are_those_of_the_package() -> None:
     assert EXTRAS.keys() <= PROJECT["optional-dependencies"].keys()
-    modules = {"scikit-learn": "sklearn", "pyyaml": "yaml", "prometheus-client": "prometheus_client"}
+    modules = {"scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
     for extra, brought in EXTRAS.items():
         listed = names(PROJECT["optional-dependencies"][extra]) - {"polynext"}
         assert {modules.get(name, name) for name in listed} == set(brought), extra

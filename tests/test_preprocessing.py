@@ -67,7 +67,7 @@ def fed_by_evaluation(root: Path, name: str, preprocessing: Preprocessing) -> np
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_client_encrypts_what_evaluation_feeds_the_network(
+def test_a_client_encrypts_the_same_numbers_as_evaluation(
     setting: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     encrypted: list[Any] = []
@@ -76,8 +76,8 @@ def test_a_client_encrypts_what_evaluation_feeds_the_network(
         encrypted.append(images)
         path.touch()
 
-    received = Preprocessing.from_json(SETTINGS[setting].to_json())  # as it is in an offer
-    client = SimpleNamespace(offer=SimpleNamespace(preprocessing=received), write_request=write_request)
+    received = Preprocessing.from_json(SETTINGS[setting].to_json())  # as in a client spec
+    client = SimpleNamespace(spec=SimpleNamespace(preprocessing=received), write_request=write_request)
     monkeypatch.setattr(Client, "load", lambda path: client)
     files = sorted(map(str, (folder / "val" / "only").iterdir()))
     assert main(["encrypted", "encrypt", *files, "--out", str(tmp_path / "request.enc")]) == 0
@@ -95,7 +95,7 @@ def test_a_client_encrypts_what_evaluation_feeds_the_network(
     more=st.integers(0, 9),
     crop=st.sampled_from(["centre", "squash"]),
 )
-def test_pictures_of_any_size_become_the_networks(width: int, height: int, size: int, more: int, crop: Any) -> None:
+def test_images_of_any_size_become_inputs(width: int, height: int, size: int, more: int, crop: Any) -> None:
     preprocessing = Preprocessing(size=size, resize=size + more, crop=crop, mean=(0.0,), std=(1 / 255,))
     flat = Image.new("RGB", (width, height), (77, 77, 77))
     result = preprocessing(flat)
@@ -113,14 +113,14 @@ def test_timms_own_transform_gives_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("fields", "message"),
     [
         ({"mean": (0.5, 0.5)}, "one number of each for grey images or three"),
-        ({"std": (0.0,)}, "no std of 0"),
+        ({"std": (0.0,)}, "a std above 0"),
         ({"size": 9}, "images of 9 pixels cannot be cropped from 8"),
         ({"size": 0}, "a size of at least 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(PolyNeXtError, match=sentence):
+def test_impossible_settings_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolyNeXtError, match=message):
         Preprocessing(**fields)

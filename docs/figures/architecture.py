@@ -18,7 +18,7 @@ Point = tuple[float, float]
 
 INCHES = 0.7  # per unit of the drawings
 INK, FAINT, LINE, ACCENT = "#1f2937", "#6b7280", "#4b5563", "#e2552d"
-# Fill and edge of a box. "poly" is for what multiplies functions of the input.
+# Fill and edge colours of boxes. "poly" boxes multiply functions of the input.
 KINDS = {
     "linear": ("#e8f0f8", "#8aa6c1"),
     "norm": ("#f3eee3", "#bba982"),
@@ -29,7 +29,7 @@ ONE, THREE, FIVE = (f"{k}$\\times${k}" for k in (1, 3, 5))
 
 
 class Node(NamedTuple):
-    """Something that arrows start and end at: its centre and size."""
+    """A start or end of arrows: its centre and size."""
 
     x: float
     y: float
@@ -55,7 +55,7 @@ class Node(NamedTuple):
 
 
 class Drawing:
-    """A white sheet and the few things drawn on it."""
+    """A block diagram on a white background."""
 
     def __init__(self, width: float, height: float):
         self.figure = Figure(figsize=(width * INCHES, height * INCHES), facecolor="white")
@@ -73,7 +73,7 @@ class Drawing:
         self.axes.add_patch(FancyBboxPatch(corner, node.width, node.height, rounded, **style))
 
     def box(self, x: float, y: float, label: str, note: str = "", kind: str = "linear", width: float = 1.0) -> Node:
-        """A labelled box around (x, y), with a note beneath it."""
+        """A labelled box centred at (x, y), with a note below it."""
         node = Node(x, y, width, 0.7)
         self.rectangle(node, *KINDS[kind])
         self.text(x, y, label, 13 if "$" in label else 10, INK)
@@ -81,7 +81,7 @@ class Drawing:
         return node
 
     def group(self, x0: float, y0: float, x1: float, y1: float, label: str) -> None:
-        """A dashed frame with its label above."""
+        """A dashed frame with a label above it."""
         self.rectangle(Node((x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0), "#fafafa", "#c4c9d1", ls="--", zorder=0)
         self.text((x0 + x1) / 2, y1 + 0.22, label)
 
@@ -91,7 +91,7 @@ class Drawing:
         return Node(x, y, 0.56, 0.56, is_round=True)
 
     def product(self, x: float, y: float, symbol: str = "$\\ast$") -> Node:
-        """Where two functions of the input are multiplied."""
+        """The product of two functions of the input."""
         return self.circle(x, y, symbol, ACCENT, ACCENT, "white")
 
     def plus(self, x: float, y: float) -> Node:
@@ -114,7 +114,7 @@ class Drawing:
         self.axes.add_patch(FancyArrowPatch(path=curve, color=LINE, lw=1.1, **style))
 
     def link(self, *nodes: Node, fork: float = 0.25) -> None:
-        """Arrows from each node to the next: straight, or along and then down or up, or through a fork."""
+        """Arrows from each node to the next: straight, with one corner, or with two corners at a fork."""
         for a, b in pairwise(nodes):
             if a.y == b.y:
                 self.path(a.right, b.left)
@@ -126,7 +126,7 @@ class Drawing:
 
 
 def towards(corner: Point, other: Point, radius: float = 0.1) -> Point:
-    """A point near the corner, on the way to the other."""
+    """A point near the corner, in the direction of the other point."""
     (x, y), (u, v) = corner, other
     share = min(radius / max(abs(u - x), abs(v - y)), 0.5)
     return x + share * (u - x), y + share * (v - y)
@@ -226,7 +226,7 @@ def network() -> Drawing:
         d.end(13.4, halving.y, name, "")
     d.link(halvings[1], *cells, Node(13.4, newer, 0.8, 0))
     d.path(halvings[0].right, (cells[0].x, older), cells[0].top)
-    for i, (skipped, after) in enumerate(pairwise(cells)):  # what is newer for one cell is older for the next
+    for i, (skipped, after) in enumerate(pairwise(cells)):  # the newer input of a cell is the older input of the next
         start, level = skipped.left[0] - 0.5, older if i % 2 else below
         d.path((start, newer), (start, level), (after.x, level), after.top if i % 2 else after.bottom)
     start = cells[-1].left[0] - 0.5

@@ -1,8 +1,8 @@
-"""Draws validation images, their masks and what trained networks see in them, side by side.
+"""Draws validation images, their masks and the predictions of trained networks side by side.
 
     python docs/figures/segmentation.py runs/camvid runs/camvid-convnext --out docs/figures/camvid.png
 
-Each argument is the folder of a segmentation run; all on the same data.
+Each argument is the folder of a segmentation run. All runs must use the same data.
 """
 
 import argparse

@@ -1,22 +1,22 @@
-"""Everything that changes how a network runs and not what it computes, applied from outside.
+"""How a network runs: speed, memory and form, applied from outside. The results stay the same.
 
-| function | what it is for |
+| function | purpose |
 |---|---|
 | `accelerate` | faster training and inference on CPUs |
 | `save_memory` | training in less memory |
 | `compile` | PyTorch's compiler, once for each kind of stack |
-| `fold` | inference with constants absorbed into the weights |
-| `linear_form` | 1x1 convolutions as `nn.Linear`, for libraries that quantise those |
-| `onnx_form` | the network in operations that other engines do well; `polynext.export` uses it |
-| `restore` | the plain network again |
+| `fold` | inference with scales and norms absorbed into the weights |
+| `linear_form` | 1x1 convolutions as `nn.Linear`, for quantisation libraries |
+| `onnx_form` | operations that other engines run fast; `polynext.export` uses it |
+| `restore` | back to the plain network |
 
-Start with `forms.py`, which says how a module gets another form. `kernels.py` and `attention.py` have those of the
-operators, `network.py` those of stacks, cells and stages, `memory.py` the memory-saving backward pass.
+Start with `fast_module.py`, which replaces a module's implementation. `kernels.py` and `attention.py` implement the
+operators, `network.py` stacks, cells and stages, `memory.py` the memory-saving backward pass.
 """
 
 from polynext.acceleration.compilation import compile
+from polynext.acceleration.fast_module import restore
 from polynext.acceleration.folding import fold
-from polynext.acceleration.forms import restore
 from polynext.acceleration.linear_form import linear_form
 from polynext.acceleration.network import Memory, accelerate, save_memory
 from polynext.acceleration.onnx_form import onnx_form

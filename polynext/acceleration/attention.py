@@ -1,11 +1,11 @@
 """Polynomial attention without its N x N weights in memory.
 
-Shape letters as in `nn/polyattention.py`. For S = Q K^T + 1, A = S^p, y = A V and the row sums r = A 1, the gradients
-g_y and g_r give
+Shape letters are those of `nn/polyattention.py`. For S = Q K^T + 1, A = S^p, y = A V and the row sums r = A 1, the
+gradients are
 
     g_V = A^T g_y,    g_S = p S^(p-1) * (g_y V^T + g_r 1^T),    g_Q = g_S K,    g_K = g_S^T Q,
 
-all from Q, K and V: the backward pass needs N x d numbers instead of several N x N.
+so the backward pass needs Q, K and V only: N x d numbers instead of several N x N.
 """
 
 from contextvars import ContextVar
@@ -16,51 +16,50 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from polynext.acceleration.caches import cached_parts
-from polynext.acceleration.forms import Form, is_recorded
-from polynext.acceleration.operators import infers_on_cpu
+from polynext.acceleration.cpu import cached_parts, is_cpu_inference
+from polynext.acceleration.fast_module import FastModule, needs_plain_operations
 from polynext.nn import PolyAttention
 from polynext.nn.polyattention import integer_power, kernel_rows
-from polynext.nn.windows import cut, join, mend
+from polynext.nn.windows import concatenate, window_partition, window_reverse
 
-# Above BLOCK_ABOVE tokens the queries are taken QUERY_BLOCK at a time, so that memory grows with N and not with N^2.
+# Above BLOCK_ABOVE tokens the queries are processed QUERY_BLOCK at a time, so memory grows with N instead of N^2.
 BLOCK_ABOVE = 2048
 QUERY_BLOCK = 512
 
-# Set while a forward pass is recomputed for a backward pass that follows at once: S is then worth keeping.
+# True while a forward pass is recomputed for the backward pass that follows at once: keep S, which that pass needs.
 KEEP_PRODUCTS = ContextVar("keep_products", default=False)
 
 
-class FastAttention(Form, PolyAttention):
-    """PolyAttention with less memory: in training for the backward pass, in inference on CPUs within the caches."""
+class FastAttention(FastModule, PolyAttention):
+    """PolyAttention with less memory: training keeps no N x N weights, inference on CPUs stays within the caches."""
 
     plain = PolyAttention
 
-    def weigh(self, q: Tensor, k: Tensor, v: Tensor, magnitudes: bool) -> tuple[Tensor, Tensor]:
-        if is_recorded():
-            return super().weigh(q, k, v, magnitudes)
+    def weighted_sums(self, q: Tensor, k: Tensor, v: Tensor, magnitudes: bool) -> tuple[Tensor, Tensor]:
+        if needs_plain_operations():
+            return super().weighted_sums(q, k, v, magnitudes)
         height, width = q.shape[1:3]
-        windows = zip(cut(q, self.window), cut(k, self.window), cut(v, self.window), strict=True)
-        done = [attend(*tokens, self.p, magnitudes) for tokens in windows]
-        weighted = mend([part[0] for part in done], height, width, self.window)
-        row_sum = mend([part[1] for part in done], height, width, self.window)
+        qs, ks, vs = (window_partition(x, self.window) for x in (q, k, v))
+        results = [attend(qs[i], ks[i], vs[i], self.p, magnitudes) for i in range(len(qs))]
+        weighted = window_reverse([result[0] for result in results], height, width, self.window)
+        row_sum = window_reverse([result[1] for result in results], height, width, self.window)
         return weighted, row_sum.squeeze(-1)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
-    """`kernel_rows`, a block of queries at a time if there are many; blocks are recomputed for a backward pass."""
+    """`kernel_rows`, for many queries a block at a time; the backward pass recomputes each block."""
     if q.shape[-2] <= BLOCK_ABOVE:
         return attend_block(q, k, v, p, magnitudes)
     rows = partial(checkpoint, attend_block, use_reentrant=False) if needs_gradients(q, k, v) else attend_block
-    done = [rows(block, k, v, p, magnitudes) for block in q.split(QUERY_BLOCK, dim=-2)]
-    return torch.cat([part[0] for part in done], dim=-2), torch.cat([part[1] for part in done], dim=-2)
+    results = [rows(block, k, v, p, magnitudes) for block in q.split(QUERY_BLOCK, dim=-2)]
+    return torch.cat([result[0] for result in results], dim=-2), torch.cat([result[1] for result in results], dim=-2)
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
     if not torch.compiler.is_compiling():
         if needs_gradients(q, k, v):
             return KernelRows.apply(q, k, v, p, magnitudes)
-        if infers_on_cpu(q):
+        if is_cpu_inference(q):
             return cached_rows(q, k, v, p, magnitudes)
     return kernel_rows(q, k, v, p, magnitudes)
 
@@ -70,12 +69,12 @@ def needs_gradients(*inputs: Tensor) -> bool:
 
 
 def cached_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
-    """The rows a few images at a time: as many as the caches hold the weights of."""
-    image = q.shape[1] * q.shape[2] * k.shape[2] * q.element_size()
-    parts = max(1, cached_parts(len(q), image))
+    """`kernel_rows` for as many images at a time as the caches hold the attention weights of."""
+    image_bytes = q.shape[1] * q.shape[2] * k.shape[2] * q.element_size()
+    parts = max(1, cached_parts(len(q), image_bytes))
     qs, ks, vs = (t.tensor_split(parts) for t in (q, k, v))
-    done = [rows_in_place(qs[i], ks[i], vs[i], p, magnitudes) for i in range(parts)]
-    return join([part[0] for part in done], dim=0), join([part[1] for part in done], dim=0)
+    results = [rows_in_place(qs[i], ks[i], vs[i], p, magnitudes) for i in range(parts)]
+    return concatenate([result[0] for result in results], dim=0), concatenate([result[1] for result in results], dim=0)
 
 
 def rows_in_place(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
@@ -88,7 +87,7 @@ def rows_in_place(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> 
 
 
 class KernelRows(torch.autograd.Function):
-    """`A V` and the row sums of A, with the backward pass that this file is about."""
+    """`kernel_rows` with the backward pass described at the top of this file."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
@@ -113,5 +112,5 @@ class KernelRows(torch.autograd.Function):
         change = change.addcmul_(weights.sign(), grad_sum) if ctx.signed else change.add_(grad_sum)
         change.mul_(slope)
         grad_q, grad_k = change @ (ctx.p * k), change.transpose(-2, -1) @ (ctx.p * q)
-        found = zip((grad_q, grad_k, grad_v), inputs, strict=True)
-        return *(g.to(t.dtype) for g, t in found), None, None
+        gradients = zip((grad_q, grad_k, grad_v), inputs, strict=True)
+        return *(g.to(t.dtype) for g, t in gradients), None, None

@@ -1,4 +1,4 @@
-"""Compiling a network of dozens of equal stacks: once for each kind of stack, not all of them as one program."""
+"""Compilation of a network with dozens of equal stacks: one program for each kind of stack, not one for all."""
 
 from typing import Any
 
@@ -6,37 +6,36 @@ import torch
 from torch import nn
 
 from polynext.acceleration.kernels import store_by_columns
-from polynext.acceleration.network import CompiledEntry, Entry, accelerate
+from polynext.acceleration.network import CompiledCell, NormedSkip, accelerate
 
-# Programs at most: stages, times training and evaluation, precisions, and a batch of one image.
+# Limit on programs: stages, times training and evaluation, precisions, and batches of one image.
 PROGRAMS = 64
 
-# What PyTorch's compiler spends seconds on without use for us: test programs for the C++ compiler's instruction sets (a
-# compiler that takes PyTorch's headers at all knows those of the processor) and line numbers.
-UNUSED = {"cpp.vec_isa_ok": True, "aot_inductor.enable_line_tables": False}
+# Skip steps of PyTorch's compiler that take seconds: testing the C++ compiler for instruction sets, and line tables.
+SKIPPED_STEPS = {"cpp.vec_isa_ok": True, "aot_inductor.enable_line_tables": False}
 
 
 def compile(model: nn.Module, **options: Any) -> nn.Module:
-    """Compiles a network in place, by `torch.compile` with these options, and returns it.
+    """Compiles a network in place by `torch.compile` with these options, and returns it.
 
-    All stacks of a stage are one program, for any number of images, and for inference the inputs of its cells another:
-    a fraction of the time that it takes to compile the whole network, and nothing is recompiled as epochs and batches
-    change. Everything between the stacks runs in eager mode. Networks without our stacks are compiled whole. The state
-    dict stays the same, and a wrapper for several processes goes around the result. In eval mode on a CPU matrices are
-    stored by columns. For one program of everything there is `torch.compile(model, fullgraph=True)`.
+    All stacks of a stage share one program for any batch size; in inference their cells' skips and norms share another.
+    This takes a fraction of the time that `torch.compile(model)` takes, and epochs and batch sizes cause no
+    recompilation. The rest runs in eager mode. Networks without PolyNeXt's stacks are compiled whole. The state dict
+    does not change; wrap the result for distributed training. In eval mode on a CPU, matrices are stored by columns.
+    For a single program use `torch.compile(model, fullgraph=True)`.
     """
     accelerate(model)
-    cells: list[Any] = [module for module in model.modules() if isinstance(module, CompiledEntry)]
-    # Left to itself the compiler would take the next stage's size for a sign that sizes change.
+    cells: list[Any] = [module for module in model.modules() if isinstance(module, CompiledCell)]
+    # By default the compiler takes the other size of the next stage as a sign that sizes are dynamic.
     options = {"dynamic": False, "recompile_limit": PROGRAMS, **options} if cells else options
     if not {"backend", "mode", "options"} & options.keys():
-        options["options"] = {key: UNUSED[key] for key in UNUSED.keys() & torch._inductor.list_options()}
+        options["options"] = {key: SKIPPED_STEPS[key] for key in SKIPPED_STEPS.keys() & torch._inductor.list_options()}
     if cells and not model.training:
         store_by_columns(model)
     for cell in cells:
         cell.compiled = True
-        cell.entry = Entry()
-        for part in (cell.entry, *cell.stacks):
+        cell.normed_skip = NormedSkip()
+        for part in (cell.normed_skip, *cell.stacks):
             part.compile(**options)
     if not cells:
         model.compile(**options)

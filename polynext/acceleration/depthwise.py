@@ -1,4 +1,4 @@
-"""The gradients of depthwise convolutions on CPUs, where PyTorch's own are slow for dilated or wide kernels."""
+"""Gradients of depthwise convolutions on CPUs, where PyTorch's own are slow for dilated or wide kernels."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 FAST_WIDTH = 3  # of a depthwise kernel: oneDNN takes ten times as long for the gradient of a wider one
-SMALL_PHASE = 25  # positions: those of a 5x5 kernel
+SMALL_PHASE = 25  # positions, as many as a 5x5 kernel has
 
 
 def is_wide(weight: Tensor, stride: int, dilation: int) -> bool:
@@ -19,7 +19,7 @@ def is_wide(weight: Tensor, stride: int, dilation: int) -> bool:
 def depthwise_gradients(
     x: Tensor, weight: Tensor, grad: Tensor, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the kernel, from that of the result."""
+    """The gradients of x and the kernel, given the gradient of the result."""
     if x.device.type == "cpu" and is_wide(weight, stride, dilation):
         return wide_gradients(x, weight, grad, padding, dilation)
     shape = (None, [stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], len(weight))
@@ -28,11 +28,11 @@ def depthwise_gradients(
 
 
 class WideDepthwise(torch.autograd.Function):
-    """PyTorch's CPU backward takes many times its forward if a kernel is dilated or wide; this one a few times.
+    """A dilated or wide depthwise convolution whose backward pass is several times as fast as PyTorch's on CPUs.
 
     The gradient of the input is a depthwise convolution with the kernel rotated by 180 degrees. The gradient of the
-    kernel is an ordinary one on the interleaved phases of the map, each a dense image: every d-th row and column. Where
-    phases are smaller than the kernel and that is slow again, a matrix product of all pairs of positions is faster.
+    kernel is that of an undilated convolution on the phases of the map, each with every d-th row and column. This is
+    slow for phases smaller than the kernel; there, the products of all pairs of positions are summed by distance.
     """
 
     @staticmethod
@@ -51,7 +51,7 @@ class WideDepthwise(torch.autograd.Function):
 def wide_gradients(
     x: Tensor, weight: Tensor, grad: Tensor, padding: int, d: int, wanted: tuple[bool, bool] = (True, True)
 ) -> tuple[Any, Any]:
-    """The gradients of the input and of the kernel, if wanted."""
+    """The gradients of the input and of the kernel, or None where not wanted."""
     grad_x = grad_weight = None
     if wanted[0]:
         grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=len(weight))
@@ -64,7 +64,7 @@ def wide_gradients(
 
 
 def phases(x: Tensor, d: int) -> Tensor:
-    """(B, C, H, W) to (B d d, C, H/d, W/d): every d-th row and column, from each start, zeros at the far border."""
+    """(B, C, H, W) to (B d d, C, H/d, W/d): every d-th row and column from each offset, zero-padded at the end."""
     height, width = x.shape[2:]
     if height % d or width % d:
         x = F.pad(x, (0, -width % d, 0, -height % d))
@@ -74,7 +74,7 @@ def phases(x: Tensor, d: int) -> Tensor:
 
 
 def kernel_gradient(x: Tensor, grad: Tensor, kernel: int) -> Tensor:
-    """The kernel's gradient (C, 1, k, k) where nothing is dilated, a few columns of taps at a time."""
+    """The kernel's gradient (C, 1, k, k) without dilation, FAST_WIDTH columns of taps at a time."""
     channels, half, width = x.shape[1], kernel // 2, grad.shape[3]
     columns = []
     for first in range(0, kernel, FAST_WIDTH):
@@ -89,7 +89,7 @@ def kernel_gradient(x: Tensor, grad: Tensor, kernel: int) -> Tensor:
 def kernel_gradient_by_pairs(x: Tensor, grad: Tensor, kernel: int, d: int) -> Tensor:
     """The kernel's gradient (C, 1, k, k) from the products of all pairs of positions, summed by their distance."""
     height, width = x.shape[2:]
-    # (C, H W, B), copied at once: the product of strided ones would copy each channel by itself.
+    # (C, H W, B), copied here because the product of strided tensors would copy each channel separately.
     x, grad = (t.permute(1, 2, 3, 0).flatten(1, 2).contiguous() for t in (x, grad))
     pairs = grad @ x.transpose(1, 2)  # (C, H W, H W)
     rows, columns = (tap_of_distance(n, kernel, d, x) for n in (height, width))  # (k, n, n)
@@ -98,7 +98,7 @@ def kernel_gradient_by_pairs(x: Tensor, grad: Tensor, kernel: int, d: int) -> Te
 
 
 def tap_of_distance(length: int, kernel: int, d: int, like: Tensor) -> Tensor:
-    """(k, n, n): one where tap t carries input position j to output position i, that is j - i = (t - k // 2) d."""
+    """(k, n, n): 1 where tap t connects input position j to output position i, that is j - i = (t - k // 2) d."""
     position = torch.arange(length, device=like.device)
     reach = (torch.arange(kernel, device=like.device) - kernel // 2) * d
     return (position - position[:, None] == reach[:, None, None]).to(like.dtype)

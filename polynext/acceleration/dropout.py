@@ -1,4 +1,4 @@
-"""Dropout whose rate is data, so that a rate that rises by epoch is no new program to a compiler."""
+"""Dropout whose rate is a tensor, so that a compiled network is not recompiled when the rate changes."""
 
 from typing import ClassVar
 
@@ -7,11 +7,7 @@ from torch import Tensor, nn
 
 
 class RisingDropout(nn.Dropout):
-    """`nn.Dropout` whose `p` may change without a compiled network being compiled again.
-
-    Each value is zero with probability p, and the others are divided by 1 - p. What is computed with is a tensor, which
-    is no part of checkpoints.
-    """
+    """`nn.Dropout` whose `p` may change without recompilation. The tensor `rate` is not part of checkpoints."""
 
     __jit_unused_properties__: ClassVar = ["p"]
 

@@ -1,4 +1,4 @@
-"""Folding of MONet and DTTN: batch norms become part of the linear maps beside them."""
+"""Folding of MONet and DTTN: batch norms become part of the neighbouring linear maps."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def fold_pyramid(model: Pyramid) -> None:
 
 
 def fold_mu_layer(layer: MuLayer, before: BatchNormLast) -> None:
-    """Absorbs the batch norm before a mu-layer, and its own: its shift of positions keeps channels apart."""
+    """Absorbs the batch norm before a mu-layer and its own two. Its shift of positions commutes with them."""
     factor, shift = affine_of(before.norm)
     for linear in (layer.u1, layer.u2):
         linear.bias.add_(linear.weight @ shift)

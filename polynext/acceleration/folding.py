@@ -1,13 +1,13 @@
-"""An inference form of a network, with its constants absorbed into the weights.
+"""Folding: a copy of a network for inference, with its constants absorbed into the weights.
 
-Sigmoid-Scale becomes part of the last linear map or norm of each branch, attention's scale of the query kernels. The
-fully polynomial norms are affine in eval mode,
+Sigmoid-Scale becomes part of the last linear map or norm of each branch, attention's scale part of the query kernels.
+The fully polynomial norms are affine in eval mode:
 
-    y = p (gamma_c x) + q gamma_c,    p = gamma_hw / sqrt(var + eps),    q = -p mu,
+    y = p (gamma_c x) + q gamma_c,    p = gamma_hw / sqrt(var + eps),    q = -p mu.
 
-and fall apart: gamma becomes part of a matrix beside the norm; p and q, which have one number for each position, wait
-for the residual connection, for W (p x + q v) = p W x + q W v. What remains is additions, multiplications and linear
-maps. Norms that divide by their input's own statistics stay.
+gamma_c becomes part of a neighbouring matrix. p and q have one number for each position, so they commute with a matrix
+over channels, W (p x + q v) = p W x + q W v, and move to the residual connection. Additions, multiplications and linear
+maps remain. LayerNorm stays, because it divides by statistics of its input.
 """
 
 import copy
@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polynext.acceleration.fast_module import FastModule, SavedContiguous, replace_implementations, restore
 from polynext.acceleration.folded_pyramid import fold_pyramid
-from polynext.acceleration.forms import Form, SavedContiguous, apply_forms, restore
-from polynext.acceleration.network import CompiledEntry, accelerate, take_any_batch
+from polynext.acceleration.network import CompiledCell, accelerate, mark_dynamic_batch
 from polynext.errors import PolyNeXtError
 from polynext.models.network import Cell, PolyNeXt, Stack
 from polynext.models.pyramid import Pyramid
@@ -35,7 +35,7 @@ from polynext.nn.norm import check_size
 
 
 class ConstantAffine(SavedContiguous):
-    """`y = A x + B` with constants A and B that go with (C, H, W)."""
+    """`y = A x + B` with constants A and B that broadcast with (C, H, W)."""
 
     def __init__(self, a: Tensor, b: Tensor):
         super().__init__()
@@ -46,7 +46,7 @@ class ConstantAffine(SavedContiguous):
 
 
 class ConstantSkip(SavedContiguous):
-    """`y = p (s0 x[t-2] + s1 x[t-1]) + q v`: a multi-input skip and the affine norm after it in one."""
+    """`y = p (s0 x[t-2] + s1 x[t-1]) + q v`: a multi-input skip together with the affine norm after it."""
 
     def __init__(self, s0: Tensor, s1: Tensor, p: Tensor, q: Tensor, v: Tensor):
         super().__init__()
@@ -71,14 +71,14 @@ class ConstantRowFactor(nn.Module):
 
 
 class Residual(nn.Module):
-    """`x + z`, for a branch that has no constants left."""
+    """`x + z`, for a branch whose constants are all absorbed."""
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
         return x + z
 
 
 class ConstantResidual(SavedContiguous):
-    """`x + p z + q v`, for a branch whose affine norm comes here: z is the branch without it."""
+    """`x + p z + q v`, for a branch whose affine norm has moved here: z is the branch without it."""
 
     def __init__(self, p: Tensor, q: Tensor, v: Tensor):
         super().__init__()
@@ -89,7 +89,7 @@ class ConstantResidual(SavedContiguous):
 
 
 class FoldedStack(nn.Module):
-    """A mixer and an MLP, whose scales are part of them."""
+    """A stack whose scales are part of its mixer and MLP."""
 
     def __init__(self, stack: Stack, add_mixer: nn.Module, add_mlp: nn.Module):
         super().__init__()
@@ -102,7 +102,7 @@ class FoldedStack(nn.Module):
 
 
 class FoldedCell(nn.Module):
-    """A cell without scales."""
+    """A cell of folded stacks, which have no scales."""
 
     def __init__(self, cell: Cell, stacks: list[FoldedStack]):
         super().__init__()
@@ -116,29 +116,29 @@ class FoldedCell(nn.Module):
         return x
 
 
-class FastFoldedCell(CompiledEntry, Form, FoldedCell):
-    """A folded cell whose stacks may be compiled."""
+class FastFoldedCell(CompiledCell, FastModule, FoldedCell):
+    """A folded cell whose stacks can be compiled."""
 
     plain = FoldedCell
-    state: ClassVar = ("compiled", "entry")
+    state: ClassVar = ("compiled", "normed_skip")
 
     def fast(self, older: Tensor, newer: Tensor) -> Tensor:
-        x = self.enter(older, newer)
+        x = self.combine(older, newer)
         for stack in self.stacks:
             if self.compiled:
-                take_any_batch(x)
+                mark_dynamic_batch(x)
             x = stack(x)
         return x
 
 
 def constant(value: Tensor) -> nn.Buffer:
-    """(C, H, W), or what goes with it, in the memory order of the feature maps it meets."""
+    """A buffer that broadcasts with feature maps and has their memory order."""
     return nn.Buffer(value.detach().unsqueeze(0).contiguous(memory_format=torch.channels_last))
 
 
 @torch.no_grad()
 def fold(model: nn.Module) -> nn.Module:
-    """An equal copy of the model in eval mode with its constants absorbed, accelerated. It cannot be trained."""
+    """A copy of a model in eval mode with its constants absorbed into the weights. It cannot be trained."""
     folded: Any = restore(copy.deepcopy(model))
     if isinstance(model, Pyramid):
         fold_pyramid(folded)
@@ -149,9 +149,9 @@ def fold(model: nn.Module) -> nn.Module:
         fold_norms(folded)
     else:
         raise PolyNeXtError(
-            f"a {type(model).__name__} cannot be folded: only PolyNeXt, MONet and DTTN can, leave `fold` out."
+            f"a {type(model).__name__} cannot be folded: only PolyNeXt, MONet and DTTN can. Use it without `fold`."
         )
-    apply_forms(folded, [FastFoldedCell])
+    replace_implementations(folded, [FastFoldedCell])
     return accelerate(folded.eval()).requires_grad_(False)
 
 
@@ -161,15 +161,18 @@ def fold_cell(cell: Cell) -> FoldedCell:
         cell.skip = ConstantSkip(gamma * as_map(cell.skip.s0), gamma * as_map(cell.skip.s1), *rest)
         cell.norm = nn.Identity()
     scales = cell.scale.scales()
-    stacks: list[FoldedStack] = []
-    for stack in cell.stacks:
-        branches = zip((stack.mixer, stack.mlp), stack.scale_indices, strict=True)
-        stacks.append(FoldedStack(stack, *(fold_branch(branch, scales[index]) for branch, index in branches)))
-    return FoldedCell(cell, stacks)
+    return FoldedCell(
+        cell,
+        [
+            FoldedStack(stack, fold_branch(stack.mixer, scales[mixer]), fold_branch(stack.mlp, scales[mlp]))
+            for stack in cell.stacks
+            for mixer, mlp in [stack.scale_indices]
+        ],
+    )
 
 
 def fold_branch(branch: Any, scale: Tensor) -> nn.Module:
-    """Absorbs a branch's scale, one number or one per channel, and its affine norm. Returns what adds it."""
+    """Absorbs a branch's scale, one number or one per channel, and its affine norm. Returns the residual addition."""
     scale = as_map(scale.reshape(-1))
     if isinstance(branch, PolyConv):
         return fold_conv(branch, scale)
@@ -182,13 +185,13 @@ def fold_branch(branch: Any, scale: Tensor) -> nn.Module:
         scale_outputs(branch.w_out, scale)
         return fold_norm_before(branch, "out_norm", branch.w_out)
     raise PolyNeXtError(
-        f"fold() cannot absorb the scale of {type(branch).__name__}, which it does not know: "
-        "give a network of PolyConv, PolyMLP and PolyAttention."
+        f"fold cannot absorb the scale of {type(branch).__name__}: give a network of PolyConv, PolyMLP and "
+        "PolyAttention."
     )
 
 
 def fold_conv(branch: PolyConv, scale: Tensor) -> nn.Module:
-    """PolyConv ends with its norm."""
+    """PolyConv ends with its norm, which absorbs the scale."""
     if isinstance(branch.norm, PositionNorm2d):
         gamma, p, q, v = factors(branch.norm)
         scale_outputs(branch.w_out, scale * gamma)
@@ -203,7 +206,7 @@ def fold_conv(branch: PolyConv, scale: Tensor) -> nn.Module:
 
 
 def fold_norm_before(branch: nn.Module, name: str, matrix: PointwiseConv2d) -> nn.Module:
-    """A norm in front of the branch's last matrix."""
+    """Absorbs an affine norm before the branch's last matrix."""
     norm = getattr(branch, name)
     if not isinstance(norm, PositionNorm2d):
         return Residual()
@@ -218,7 +221,7 @@ def fold_norm_before(branch: nn.Module, name: str, matrix: PointwiseConv2d) -> n
 
 
 def fold_norm_first(attention: PolyAttention) -> None:
-    """The norm that attention begins with: without a beta, its gamma is a part of the matrix that follows."""
+    """Absorbs the gamma of attention's pre-norm into the matrix after it, unless the norm has a beta."""
     norm = attention.norm
     if isinstance(norm, PositionNorm2d) and norm.beta_c is None:
         gamma, p, q, _ = factors(norm)
@@ -229,18 +232,13 @@ def fold_norm_first(attention: PolyAttention) -> None:
 def factors(norm: PositionNorm2d) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """gamma (C, 1, 1), p (1, H, W), q and v of `y = p (gamma x) + q v` in eval mode.
 
-    q is (1, H, W) and v is gamma, unless the norm has a beta: then q is a whole map (C, H, W) and v is one.
+    q is (1, H, W) and v is gamma. With a beta, q is a map (C, H, W) and v is 1.
     """
     gamma = as_map(norm.gamma_c)
     p = (norm.gamma_hw * (norm.running_var + norm.eps).rsqrt()).unsqueeze(0)
     if norm.beta_c is None:
         return gamma, p, -p * norm.running_mean, gamma
-    return gamma, p, constants(norm)[1], torch.ones_like(gamma[:1])
-
-
-def constants(norm: PositionNorm2d) -> tuple[Tensor, Tensor]:
-    """A and B of `y = A x + B` in eval mode."""
-    return norm.affine(norm.running_mean, norm.running_var)
+    return gamma, p, norm.affine(norm.running_mean, norm.running_var)[1], torch.ones_like(gamma[:1])
 
 
 def as_map(channels: Tensor) -> Tensor:
@@ -258,10 +256,10 @@ def absorb_head_scale(attention: Any) -> None:
 
 
 def fold_norms(module: nn.Module) -> None:
-    """The norms that no branch ends with."""
+    """Replaces the remaining affine norms by constants."""
     for name, child in module.named_children():
         if isinstance(child, PositionNorm2d):
-            setattr(module, name, ConstantAffine(*constants(child)))
+            setattr(module, name, ConstantAffine(*child.affine(child.running_mean, child.running_var)))
         elif isinstance(child, RowSumNorm):
             factor = child.gamma / (child.running_row_sum + child.eps)
             setattr(module, name, ConstantRowFactor(factor.T.reshape(*child.size, -1, 1)))

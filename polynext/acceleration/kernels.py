@@ -1,4 +1,4 @@
-"""Faster forms of the operators, for CPUs and for PyTorch's compiler."""
+"""Fast implementations of the operators, for CPUs and for PyTorch's compiler."""
 
 from typing import Any
 
@@ -6,36 +6,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polynext.acceleration.attention import FastAttention
+import polynext.acceleration.operators  # noqa: F401  (registers torch.ops.polynext)
+from polynext.acceleration.attention import FastAttention, needs_gradients
+from polynext.acceleration.cpu import ONEDNN, is_compiled_cpu_inference, is_cpu_inference
 from polynext.acceleration.depthwise import WideDepthwise, is_wide
-from polynext.acceleration.forms import Form, SavedContiguous
-from polynext.acceleration.operators import ONEDNN, infers_on_cpu
+from polynext.acceleration.fast_module import FastModule, SavedContiguous
 from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyConv
 
 
-def compiles_for_cpu(x: Tensor) -> bool:
-    return torch.compiler.is_compiling() and infers_on_cpu(x)
-
-
-class FastPointwise(Form, SavedContiguous, PointwiseConv2d):
-    """For a compiler a matrix product: one operation for any batch, in inference on CPUs by oneDNN."""
+class FastPointwise(FastModule, SavedContiguous, PointwiseConv2d):
+    """A matrix product when compiled: one operation for any batch, in inference on CPUs by oneDNN."""
 
     plain = PointwiseConv2d
 
     @classmethod
-    def fits(cls, module: Any) -> bool:
+    def supports(cls, module: Any) -> bool:
         return ONEDNN and module.bias is None and module.kernel_size == (1, 1) and module.groups == 1
 
     def fast(self, x: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
             return super().fast(x)
-        if not infers_on_cpu(x):
+        if not is_cpu_inference(x):
             return over_channels(x, self.weight.flatten(1))
         rows = x.permute(0, 2, 3, 1)
         return torch.ops.polynext.matrix_product(rows, self.weight.flatten(1)).permute(0, 3, 1, 2)
 
     def store_by_columns(self) -> None:
-        """Changes the order of W in memory and nothing else: oneDNN then need not transpose it in each call."""
+        """Changes the memory order of W, so that oneDNN need not transpose it in each call."""
         self.weight.data = self.weight.data.flatten(1).T.contiguous().T[:, :, None, None]
 
 
@@ -44,46 +41,45 @@ def over_channels(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x.permute(0, 2, 3, 1), weight).permute(0, 3, 1, 2)
 
 
-class FastDepthwise(Form, DepthwiseConv2d):
-    """Trains several times as fast on CPUs; for a compiler it is one operation."""
+class FastDepthwise(FastModule, DepthwiseConv2d):
+    """Trains several times as fast on CPUs, and is one operation when compiled."""
 
     plain = DepthwiseConv2d
 
     @classmethod
-    def fits(cls, module: Any) -> bool:
+    def supports(cls, module: Any) -> bool:
         return module.bias is None and module.padding_mode == "zeros" and module.groups == module.out_channels
 
     def fast(self, x: Tensor) -> Tensor:
         shape = (self.stride[0], self.padding[0], self.dilation[0])
         if x.device.type == "cpu":
             if torch.compiler.is_compiling():
-                return torch.ops.polynext.depthwise(*in_one_precision(x, self.weight), *shape)
-            learns = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
-            if learns and is_wide(self.weight, shape[0], shape[2]):
-                return WideDepthwise.apply(*in_one_precision(x, self.weight), *shape[1:])
+                return torch.ops.polynext.depthwise(*cast_for_autocast(x, self.weight), *shape)
+            if needs_gradients(x, self.weight) and is_wide(self.weight, shape[0], shape[2]):
+                return WideDepthwise.apply(*cast_for_autocast(x, self.weight), *shape[1:])
         return super().fast(x)
 
 
-def in_one_precision(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the precision that autocast wants."""
+def cast_for_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in autocast's dtype, if it is enabled: PyTorch does not cast for custom operations."""
     if not torch.is_autocast_enabled("cpu"):
         return x, weight
     dtype = torch.get_autocast_dtype("cpu")
     return x.to(dtype), weight.to(dtype)
 
 
-class FastLayerNorm(Form, LayerNorm2d):
-    """Written out for a compiler in inference: it makes one pass over memory of this, and three of `F.layer_norm`."""
+class FastLayerNorm(FastModule, LayerNorm2d):
+    """Elementary operations in compiled inference: one pass over memory, where `F.layer_norm` takes three."""
 
     plain = LayerNorm2d
 
     def fast(self, x: Tensor) -> Tensor:
-        if not compiles_for_cpu(x):
+        if not is_compiled_cpu_inference(x):
             return super().fast(x)
-        return normed(x.permute(0, 2, 3, 1), self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+        return elementary_layer_norm(x.permute(0, 2, 3, 1), self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
 
 
-def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def elementary_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """LayerNorm over the last axis in elementary operations."""
     share = 1 / x.shape[-1]
     centred = x - share * x.sum(-1, keepdim=True)
@@ -91,13 +87,13 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor
     return y if bias is None else y + bias
 
 
-class FastPolyConv(Form, PolyConv):
-    """Multiplies in place in inference, and is one operation between its 1x1 convolutions for a compiler."""
+class FastPolyConv(FastModule, PolyConv):
+    """Multiplies in place in inference, and is one operation between its 1x1 convolutions when compiled."""
 
     plain = PolyConv
 
     def fast(self, x: Tensor) -> Tensor:
-        if not infers_on_cpu(x):
+        if not is_cpu_inference(x):
             return super().fast(x)
         h = self.w_in(x)
         if torch.compiler.is_compiling():
@@ -108,7 +104,7 @@ class FastPolyConv(Form, PolyConv):
         return self.norm(self.w_out(mixed))
 
 
-KERNELS = (FastPointwise, FastDepthwise, FastLayerNorm, FastPolyConv, FastAttention)
+OPERATORS = (FastPointwise, FastDepthwise, FastLayerNorm, FastPolyConv, FastAttention)
 
 
 def store_by_columns(model: nn.Module) -> None:

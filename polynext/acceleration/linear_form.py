@@ -1,11 +1,11 @@
-"""1x1 convolutions as `nn.Linear`, which libraries for quantisation know."""
+"""1x1 convolutions as `nn.Linear`, which quantisation libraries support."""
 
 import copy
 from typing import Any
 
 from torch import Tensor, nn
 
-from polynext.acceleration.forms import restore
+from polynext.acceleration.fast_module import restore
 from polynext.nn import PointwiseConv2d
 
 

@@ -1,4 +1,4 @@
-"""Other forms of the network around the operators: batches in parts that caches hold, less memory, compiled stacks."""
+"""Fast implementations of stacks, cells and stages: batches split to fit the caches, less memory, compiled stacks."""
 
 import logging
 from contextlib import nullcontext
@@ -9,11 +9,10 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polynext.acceleration.caches import cached_parts
-from polynext.acceleration.forms import Form, apply_forms, restore
-from polynext.acceleration.kernels import KERNELS, compiles_for_cpu
+from polynext.acceleration.cpu import cached_parts, is_compiled_cpu_inference, is_cpu_inference
+from polynext.acceleration.fast_module import FastModule, replace_implementations, restore
+from polynext.acceleration.kernels import OPERATORS
 from polynext.acceleration.memory import Recomputable, add_branch, keep_products, recomputing, running_norms
-from polynext.acceleration.operators import infers_on_cpu
 from polynext.errors import PolyNeXtError
 from polynext.models.network import Cell, Stack, Stage
 from polynext.models.pyramid import PyramidStage
@@ -21,10 +20,10 @@ from polynext.models.pyramid import PyramidStage
 Memory = Literal["plain", "lean", "least"]
 
 
-class FastStack(Form, Stack):
-    """A stack whose scales carry stochastic depth: one for each image (B, 1, 1, 1), zero where a branch is left out.
+class FastStack(FastModule, Stack):
+    """A stack whose scales include stochastic depth: one for each image (B, 1, 1, 1), zero for a dropped branch.
 
-    All stacks of a stage are then one function of data, and compiled once.
+    All stacks of a stage are then the same function and are compiled once.
     """
 
     plain = Stack
@@ -39,73 +38,73 @@ class FastStack(Form, Stack):
     def add_branches(self, x: Tensor, mixer_scale: Tensor, mlp_scale: Tensor) -> Tensor:
         x = torch.addcmul(x, mixer_scale, self.mixer(x))
         y = self.mlp(x)
-        if compiles_for_cpu(x):
+        if is_compiled_cpu_inference(x):
             torch.ops.polynext.add_scaled_to(x, mlp_scale, y)
             return y
         return torch.addcmul(x, mlp_scale, y)
 
-    def dropped(self, scale: Tensor, images: int) -> Tensor:
-        """A scale under stochastic depth: one for each image."""
+    def with_drop_path(self, scale: Tensor, images: int) -> Tensor:
+        """A scale times stochastic depth's factor of each image."""
         if self.training and not isinstance(self.drop_path, nn.Identity):
             return self.drop_path(scale.expand(images, -1 if scale.ndim else 1, 1, 1))
         return scale
 
 
-class Entry(nn.Module):
-    """`norm(skip(older, newer))`: a module for the sake of its `compile`, without weights of its own."""
+class NormedSkip(nn.Module):
+    """`norm(skip(older, newer))` as a module without weights, because `nn.Module.compile` needs one."""
 
     def forward(self, skip: nn.Module, norm: nn.Module, older: Tensor, newer: Tensor) -> Tensor:
         return norm(skip(older, newer))
 
 
-class CompiledEntry:
-    """How a cell, folded or not, combines its inputs: by a program of its own in compiled inference."""
+class CompiledCell:
+    """The inputs of a compiled cell, folded or not: in inference its skip and norm are one program."""
 
     compiled = False
 
-    def enter(self: Any, older: Tensor, newer: Tensor) -> Tensor:
+    def combine(self: Any, older: Tensor, newer: Tensor) -> Tensor:
         if self.compiled and not torch.is_grad_enabled():
-            older = older.view_as(newer)  # in the first cell both are the stem's: to a compiler another program
-            take_any_batch(older, newer)
-            return self.entry(self.skip, self.norm, older, newer)
+            older = older.view_as(newer)  # equal inputs, as in the first cell, would be another program
+            mark_dynamic_batch(older, newer)
+            return self.normed_skip(self.skip, self.norm, older, newer)
         return self.norm(self.skip(older, newer))
 
 
-def take_any_batch(*inputs: Tensor) -> None:
-    """Tells the compiler of stacks that the number of images may change: its program then holds for all of them."""
+def mark_dynamic_batch(*inputs: Tensor) -> None:
+    """Asks the compiler for a program that takes any number of images."""
     for x in inputs:
         if not torch.compiler.is_compiling() and x.ndim == 4:
             torch._dynamo.maybe_mark_dynamic(x, 0)
 
 
-class FastCell(CompiledEntry, Form, Cell):
-    """A cell that may save memory in training, and whose stacks may be compiled."""
+class FastCell(CompiledCell, FastModule, Cell):
+    """A cell that can save memory in training, and whose stacks can be compiled."""
 
     plain = Cell
     memory: Memory = "plain"
-    state: ClassVar = ("memory", "compiled", "entry")
+    state: ClassVar = ("memory", "compiled", "normed_skip")
 
     def fast(self, older: Tensor, newer: Tensor) -> Tensor:
         if self.memory == "plain" or not torch.is_grad_enabled():
             return self.through_stacks(older, newer)
         if self.memory == "least":
             return self.checkpointed(older, newer)
-        if self.compiled or torch.compiler.is_compiling():  # stacks then save memory themselves
+        if self.compiled or torch.compiler.is_compiling():  # the stacks save memory
             return self.through_stacks(older, newer)
         return self.lean(older, newer)
 
     def through_stacks(self, older: Tensor, newer: Tensor) -> Tensor:
-        x = self.enter(older, newer)
+        x = self.combine(older, newer)
         scales = self.scale.factors()
         for stack in self.stacks:
-            mixer_scale, mlp_scale = (stack.dropped(scales[index], len(x)) for index in stack.scale_indices)
+            mixer_scale, mlp_scale = (stack.with_drop_path(scales[index], len(x)) for index in stack.scale_indices)
             if self.compiled:
-                take_any_batch(x, mixer_scale, mlp_scale)
+                mark_dynamic_batch(x, mixer_scale, mlp_scale)
             x = stack(x, mixer_scale, mlp_scale)
         return x
 
     def lean(self, older: Tensor, newer: Tensor) -> Tensor:
-        """The same, keeping little besides the matrix products: see `memory.py`."""
+        """The same, but keeps little besides the matrix products for the backward pass (see `memory.py`)."""
         norms = running_norms(self)
         x = Recomputable(
             lambda older, newer: self.norm(self.skip(older, newer)),
@@ -123,7 +122,7 @@ class FastCell(CompiledEntry, Form, Cell):
         return x.value()
 
     def checkpointed(self, older: Tensor, newer: Tensor) -> Tensor:
-        """The same, keeping only the inputs."""
+        """The same, but keeps only the inputs for the backward pass."""
         if torch.compiler.is_compiling():
             return checkpoint(self.through_stacks, older, newer, use_reentrant=False)
         norms = running_norms(self)
@@ -136,18 +135,18 @@ class FastCell(CompiledEntry, Form, Cell):
         )
 
 
-class FastStage(Form, Stage):
-    """In inference on a CPU a few images at a time: as many as the processor's caches hold the maps of."""
+class FastStage(FastModule, Stage):
+    """Inference on a CPU processes as many images at a time as the caches hold the feature maps of."""
 
     plain = Stage
 
     def fast(self, older: Tensor, newer: Tensor) -> tuple[Tensor, Tensor]:
-        if not infers_on_cpu(newer) or torch.compiler.is_compiling():
+        if not is_cpu_inference(newer) or torch.compiler.is_compiling():
             return super().fast(older, newer)
         if self.downsampling is not None:
             older, newer = self.downsampling(older, newer)
         parts = cached_parts(len(newer), newer.shape[1:].numel() * newer.element_size())
-        if parts < 2 or any(wants_whole_batches(module) for module in self.cells.modules()):
+        if parts < 2 or any(needs_whole_batch(module) for module in self.cells.modules()):
             return self.through_cells(older, newer)
         done = map(self.through_cells, older.tensor_split(parts), newer.tensor_split(parts))
         older, newer = (torch.cat(maps) for maps in zip(*done, strict=True))
@@ -159,14 +158,14 @@ class FastStage(Form, Stage):
         return older, newer
 
 
-def wants_whole_batches(module: nn.Module) -> bool:
-    """Whether it may compute statistics of batches, or has hooks."""
-    watched = module._forward_hooks or module._forward_pre_hooks or nn.modules.module._has_any_global_hook()
-    return bool(module.training or watched)
+def needs_whole_batch(module: nn.Module) -> bool:
+    """True in train mode, where norms compute batch statistics, and for modules with hooks."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or nn.modules.module._has_any_global_hook()
+    return bool(module.training or hooked)
 
 
-class CheckpointedPyramidStage(Form, PyramidStage):
-    """A stage of MONet or DTTN of which training keeps the inputs of blocks only."""
+class CheckpointedPyramidStage(FastModule, PyramidStage):
+    """A stage of MONet or DTTN that keeps only the inputs of its blocks for the backward pass."""
 
     plain = PyramidStage
 
@@ -174,29 +173,29 @@ class CheckpointedPyramidStage(Form, PyramidStage):
         return checkpoint_seq(self.blocks, self.downsampling(x))
 
 
-NETWORK = (FastStack, FastCell, FastStage)
-
-
 def accelerate(model: nn.Module) -> nn.Module:
-    """Gives a network the forms that are fastest on a CPU, in place, and returns it.
+    """Replaces the implementation of a network's modules by faster ones, in place, and returns the network.
 
-    Results, gradients and the state dict stay the same. Training is several times as fast there, because PyTorch's own
-    gradients of dilated depthwise convolutions are slow, and attention keeps no N x N weights for the backward pass, on
-    any device. Works on any network that has our modules in it, and `restore` takes it back.
+    Results, gradients and the state dict stay the same. Training on a CPU is several times as fast, because PyTorch's
+    own gradients of dilated depthwise convolutions are slow. On any device, attention keeps no N x N weights for the
+    backward pass. Works on any network that contains modules of `polynext.nn`. `restore` undoes it.
     """
-    apply_forms(model, (*KERNELS, *NETWORK))
+    replace_implementations(model, (*OPERATORS, FastStack, FastCell, FastStage))
     return model
 
 
 def save_memory(model: nn.Module, memory: Memory = "lean") -> nn.Module:
-    """Sets what training keeps for the backward pass, in place, and returns the network, which is accelerated too.
+    """Sets what training keeps for the backward pass, in place, and returns the network. Also accelerates it.
 
-    "plain" is whatever PyTorch keeps. "lean" keeps little besides the matrix products and recomputes the rest: a third
-    of the memory, for a few percent more time. "least" keeps the outputs of cells and recomputes each cell. Networks
-    without our cells can be "plain", or "least" if timm can recompute their blocks.
+    Args:
+        model: the network. "lean" is for PolyNeXt; other networks support "plain", and "least" if timm can checkpoint
+            their blocks.
+        memory: "plain" keeps what PyTorch keeps. "lean" keeps little besides the matrix products and recomputes the
+            rest: a third of the memory, for a few percent more time. "least" keeps the outputs of cells and recomputes
+            each cell.
     """
     if memory not in get_args(Memory):
-        raise PolyNeXtError(f"memory={memory!r} was given: choose {', '.join(get_args(Memory))}.")
+        raise PolyNeXtError(f"memory is {memory!r}: choose {', '.join(get_args(Memory))}.")
     accelerate(model)
     parts = [module for module in model.modules() if isinstance(module, FastCell | FastStack)]
     for part in parts:
@@ -207,24 +206,22 @@ def save_memory(model: nn.Module, memory: Memory = "lean") -> nn.Module:
         return model
     if any(isinstance(module, PyramidStage) for module in model.modules()) and memory != "lean":
         if memory == "least":
-            apply_forms(model, [CheckpointedPyramidStage])
+            replace_implementations(model, [CheckpointedPyramidStage])
         else:
             restore(model)
         return model
     checkpointing: Any = getattr(model, "set_grad_checkpointing", None)
     if memory == "lean" or (memory == "least" and checkpointing is None):
-        raise PolyNeXtError(f"{type(model).__name__} has no form of memory {memory!r}: choose 'plain'.")
+        raise PolyNeXtError(f"{type(model).__name__} does not support memory {memory!r}: choose 'plain'.")
     if checkpointing is not None:
         checkpointing(memory == "least")
     return model
 
 
 def expect_recomputation() -> None:
-    """Silences the compiler's warning that what it recomputes should change nothing in place: nothing of ours does."""
-    logger = logging.getLogger("torch._higher_order_ops.wrap")
-    if quiet_about_context not in logger.filters:
-        logger.addFilter(quiet_about_context)
+    """Silences the compiler's warning that recomputed code must not work in place: this code does not."""
+    logging.getLogger("torch._higher_order_ops.wrap").addFilter(drop_context_warning)
 
 
-def quiet_about_context(record: logging.LogRecord) -> bool:
+def drop_context_warning(record: logging.LogRecord) -> bool:
     return "context_fn" not in record.getMessage()

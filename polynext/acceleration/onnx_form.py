@@ -1,8 +1,8 @@
-"""A network for other engines than PyTorch: the same function of the same weights, in operations that they do well.
+"""A network for ONNX engines: the same function of the same weights, in operations that they run fast.
 
-They choose the memory layout of maps themselves, so that permuting axes, splitting channels or reversing them is a
-copy, and each of hundreds takes as long as a product. So norms go over the second axis, and halves are two
-convolutions.
+These engines choose the memory layout of feature maps themselves. Permuting, splitting or reversing channels is then a
+copy that takes as long as a product. So norms are over the second axis, and the two halves of a convolution's output
+are two convolutions.
 """
 
 import copy
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polynext.acceleration.forms import restore
+from polynext.acceleration.fast_module import restore
 from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyConv, PolyMLP
 
 
@@ -44,9 +44,9 @@ class TwoBranchMLP(nn.Module):
 
 
 class HalvedConv(nn.Module):
-    """PolyConv with its hidden channels in two halves, of which one is reversed.
+    """PolyConv with its hidden channels in two halves, the second one in reverse order.
 
-    Flipped, each of the first half meets one of the second at the same place: the reversal is a part of the weights.
+    `flip` then exchanges the halves, so no channel has to move.
     """
 
     def __init__(self, conv: PolyConv):
@@ -71,11 +71,11 @@ def pointwise(weight: Tensor) -> nn.Conv2d:
 
 
 def depthwise(convolution: DepthwiseConv2d, channels: Tensor) -> nn.Conv2d:
-    """A depthwise convolution of these channels."""
+    """The depthwise convolution of these channels alone."""
     size, count = convolution.kernel_size[0], len(channels)
     reach: Any = {"padding": convolution.padding, "dilation": convolution.dilation}
-    found = nn.Conv2d(count, count, size, **reach, groups=count, bias=False, device="meta")
-    return with_weight(found, convolution.weight[channels])
+    selected = nn.Conv2d(count, count, size, **reach, groups=count, bias=False, device="meta")
+    return with_weight(selected, convolution.weight[channels])
 
 
 def with_weight(convolution: nn.Conv2d, weight: Tensor) -> nn.Conv2d:
@@ -84,7 +84,7 @@ def with_weight(convolution: nn.Conv2d, weight: Tensor) -> nn.Conv2d:
 
 
 def onnx_form(model: nn.Module) -> nn.Module:
-    """A copy that computes the same. It shares no module with the network."""
+    """A copy of a network that computes the same, for export to ONNX."""
     model = restore(copy.deepcopy(model))
     for module in list(model.modules()):
         for name, child in module.named_children():
@@ -93,7 +93,7 @@ def onnx_form(model: nn.Module) -> nn.Module:
 
 
 def onnx_part(module: nn.Module) -> nn.Module:
-    """What takes the place of a part; variants of ours with another formula stay as they are."""
+    """The replacement of a module. Variants of the operators with another formula stay as they are."""
     if isinstance(module, LayerNorm2d):
         return ChannelNorm(module)
     if isinstance(module, PointwiseConv2d) and module.bias is None:

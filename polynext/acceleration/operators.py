@@ -1,11 +1,10 @@
-"""Operations of our own on CPUs, known to PyTorch's compiler: each is one step of its program, for any batch.
+"""Custom CPU operations for PyTorch's compiler. It treats each as one step of its program, for any batch size.
 
-The compiler would make a program of its own for batches of 16 and more, for every constant weight, or spend a second
-on something where it has nothing to gain.
+Otherwise it would compile separate programs for batches of 16 and more and for every constant weight, and would spend
+a second on code that it cannot improve. `torch.library.custom_op` is shorter but adds overhead to each call.
 """
 
 import math
-import platform
 from typing import Any
 
 import torch
@@ -26,16 +25,6 @@ LIBRARY.define(
     "depthwise_gradients(Tensor x, Tensor weight, Tensor grad, int stride, int padding, int dilation)"
     " -> (Tensor, Tensor)"
 )
-
-# oneDNN multiplies the tall, narrow matrices of our networks faster than the library behind `F.linear`.
-ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
-
-
-def infers_on_cpu(x: Tensor) -> bool:
-    """Whether results are all that is wanted, on a CPU that oneDNN serves, in float32."""
-    if not ONEDNN or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-        return False
-    return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 @torch.library.impl(LIBRARY, "matrix_product", "CPU")

@@ -1,6 +1,6 @@
 """Networks as polynomials: their degree, and the arithmetic circuit that computes them.
 
-`lowering.py` makes a circuit of a torch model and `degree.py` tells its degree; everything else needs numpy alone.
+`lowering.py` turns a torch model into a circuit and `degree.py` computes its degree. Other modules do not need torch.
 """
 
 import importlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Circuit", "NotPolynomialError", "is_polynomial", "lower", "polynomial_degree"]
 
 
-# An encrypted server uses circuits and has no torch: what needs it is imported at its first use.
+# The compiler works on circuits without torch: modules that need torch are imported at their first use.
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'polynext.circuit' has no attribute {name!r}")

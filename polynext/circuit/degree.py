@@ -1,8 +1,8 @@
-"""Whether a model is a polynomial of its input, and of what degree, read off its traced graph.
+"""Whether a model is a polynomial of its input, and its degree, from its traced graph.
 
-Degrees are followed from the image through every operation. Linear maps keep the degree, products add degrees, and
-whatever is computed from parameters alone is a constant, so that a sigmoid of a parameter does no harm. The first
-operation on the image's values that no polynomial has is named.
+The degree is followed from the image through every operation. Linear maps keep the degree and products add degrees.
+Values computed from parameters alone are constants, so a sigmoid of a parameter is allowed. The first operation on the
+image's values that is not polynomial is reported.
 """
 
 import operator
@@ -16,7 +16,7 @@ from polynext.errors import PolyNeXtError
 
 aten = torch.ops.aten
 
-# Linear in all tensor arguments together: sums, and everything that only moves values around.
+# Linear in all tensor arguments together: sums and moves of values.
 SUMS = {
     aten.add, aten.sub, aten.rsub, aten.neg, aten.sum, aten.mean, aten.cat, aten.stack, aten.clone, aten.copy,
     aten.contiguous, aten._to_copy, aten.view, aten._unsafe_view, aten.reshape, aten.permute, aten.transpose, aten.t,
@@ -26,28 +26,28 @@ SUMS = {
     aten.as_strided, aten.avg_pool2d, aten.adaptive_avg_pool2d, aten._adaptive_avg_pool2d, aten.diagonal, aten.cumsum,
     aten.to, aten.type_as, aten.narrow, aten.movedim, aten.upsample_bilinear2d, aten.upsample_nearest2d,
 }  # fmt: skip
-# Linear in the first argument, if what says where to look is constant.
+# Linear in the first argument, if the indices are constant.
 LOOKUPS = {aten.index, aten.index_select, aten.gather}
 # Linear in each of two arguments.
 PRODUCTS = {aten.mul, aten.mm, aten.bmm, aten.matmul, aten.dot, aten.mv, aten.convolution, aten.conv2d, aten.linear,
             aten.multiply}  # fmt: skip
 # sum + product of the next two.
 SUM_AND_PRODUCT = {aten.addmm, aten.baddbmm, aten.addcmul, aten.addmv, aten.addbmm}
-# What one can ask of a tensor without looking at its values.
+# Independent of a tensor's values.
 SHAPES = {aten.sym_size, aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten.new_zeros,
           aten.new_ones, aten.new_full, aten._assert_tensor_metadata}  # fmt: skip
 
 
 class NotPolynomialError(PolyNeXtError):
-    """The model does something with its input's values that no polynomial does."""
+    """The model applies an operation to its input's values that is not polynomial."""
 
 
 def polynomial_degree(model: nn.Module, example: Tensor | None = None) -> int:
-    """The degree of the model, as it is (train or eval mode), as a polynomial of its input.
+    """The degree of the model, in its current mode (train or eval), as a polynomial of its input.
 
-    An upper bound reached for all but special weights. Raises NotPolynomialError, naming the operation and where in
-    the model it is, if the model is not a polynomial. `example` is an input to trace with, by default one image of
-    the size that a timm model's `pretrained_cfg` or `img_size` gives.
+    This is an upper bound that is reached except for special weights. Raises NotPolynomialError with the operation and
+    its place if the model is not a polynomial. `example` is an input to trace with, by default one image of the size in
+    a timm model's `pretrained_cfg` or `img_size`.
     """
     if example is None:
         example = example_image(model)
@@ -68,7 +68,7 @@ def polynomial_degree(model: nn.Module, example: Tensor | None = None) -> int:
 
 
 def is_polynomial(model: nn.Module, example: Tensor | None = None) -> bool:
-    """Whether the model, as it is, computes a polynomial of its input."""
+    """Whether the model, in its current mode, computes a polynomial of its input."""
     try:
         polynomial_degree(model, example)
     except NotPolynomialError:
@@ -83,7 +83,7 @@ def example_image(model: Any) -> Tensor:
         channels, *size = model.pretrained_cfg["input_size"]
         channels = getattr(model, "in_chans", channels)
     else:
-        raise PolyNeXtError(f"{type(model).__name__} does not say what images it takes: give an example to trace with.")
+        raise PolyNeXtError(f"{type(model).__name__} does not define its image size: give an example to trace with.")
     parameter = next(model.parameters())
     return torch.zeros(2, channels, *size, device=parameter.device, dtype=parameter.dtype)
 
@@ -133,7 +133,7 @@ def node_degree(node: Node, degrees: dict[Node, int]) -> int:
 
 
 def kinds_agree(node: Node) -> bool:
-    """Whether real numbers stay real numbers: a conversion to integers rounds."""
+    """Whether the result is real: a conversion to integers rounds."""
     result = node.meta.get("val")
     return not isinstance(result, Tensor) or result.is_floating_point()
 

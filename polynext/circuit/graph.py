@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,13 +15,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Node:
-    """A value of the circuit. `shape` says what the flat vector was in the network.
+    """A value of the circuit. `shape` is the shape that the flat vector has in the network.
 
-    A value that is `kept` is computed once and for all: the rewrites compose linear maps around it, not through it.
+    A `materialised` value is computed once: rewrites do not compose linear maps through it.
     """
 
     shape: Shape
-    kept: bool = False
+    materialised: bool = False
 
     @property
     def size(self) -> int:
@@ -34,8 +34,8 @@ class Node:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Input(Node):
-    """The image, or its entries in another order, some several times: entry e of the value is then entry `order[e]` of
-    an `image`, which is this node before, and 0 where that is -1."""
+    """The image, or a rearrangement of it: entry e is then entry `order[e]` of the original `image`, or 0 if the order
+    is -1. Entries can occur several times."""
 
     order: Indices | None = None
     image: "Input | None" = None
@@ -100,11 +100,11 @@ class Circuit:
         raise AssertionError("a circuit has an output")
 
     def values(self, images: Array) -> dict[Node, Array]:
-        """What each node is for these images, as (B, size) arrays."""
+        """The value of each node for these images, as (B, size) arrays."""
         return dict(self.each_value(images))
 
     def each_value(self, images: Array) -> Iterator[tuple[Node, Array]]:
-        """The same one after the other: a large network's values do not all fit into memory at once."""
+        """The same one after another, because the values of a large network do not all fit into memory."""
         images = np.asarray(images, dtype=np.float64)
         waiting = {node: len(users) for node, users in self.users().items()}
         found: dict[Node, Array] = {}
@@ -117,7 +117,7 @@ class Circuit:
                     found.pop(source, None)
 
     def users(self) -> dict[Node, list[Node]]:
-        """Who takes each value; once per use."""
+        """The nodes that use each value, once per use."""
         found: dict[Node, list[Node]] = {node: [] for node in self.order}
         for node in self.order:
             for source in node.sources:
@@ -129,7 +129,7 @@ class Circuit:
         return Counter(type(node).__name__.lower() for node in self.order if not isinstance(node, Input))
 
     def degree(self) -> int:
-        """The polynomial degree in the image: an upper bound that all but special weights reach."""
+        """The polynomial degree in the image: an upper bound that is reached except for special weights."""
         degrees: dict[Node, int] = {}
         for node in self.order:
             below = [degrees[source] for source in node.sources]
@@ -137,13 +137,13 @@ class Circuit:
         return degrees[self.output]
 
     def multiplicative_depth(self) -> int:
-        """The most products between the image and the result."""
+        """The largest number of products on a path from the image to the result."""
         return self.deepest(linear=0)
 
     def levels(self, shared_rescale: bool = False) -> int:
-        """How many times encryption has to rescale: after every product and every linear map on the longest path.
+        """The number of rescales on the longest path: one after every product and every linear map.
 
-        With `shared_rescale` a product that goes into linear maps only leaves its rescale to them.
+        With `shared_rescale`, a product that only linear maps use shares their rescale.
         """
         return self.deepest(linear=1, shared_rescale=shared_rescale)
 
@@ -161,7 +161,7 @@ class Circuit:
 
 
 def only_linear_users(node: Node, users: dict[Node, list[Node]]) -> bool:
-    """Whether a value reaches other values through linear maps only."""
+    """Whether only linear maps use a value."""
     return bool(users[node]) and all(isinstance(user, Linear) for user in users[node])
 
 
@@ -180,8 +180,8 @@ def evaluate_node(node: Node, values: dict[Node, Array], images: Array) -> Array
     raise TypeError(type(node).__name__)
 
 
-def topological(output: Node) -> Iterator[Node]:
-    """Every node the output needs, sources first; without recursion, because networks are deep."""
+def topological(output: Node, sources: Callable[[Node], Sequence[Node]] = lambda node: node.sources) -> Iterator[Node]:
+    """Every node that the output needs, each after its sources. There is no recursion, because networks are deep."""
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(output, False)]
     while stack:
@@ -191,4 +191,4 @@ def topological(output: Node) -> Iterator[Node]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((source, False) for source in reversed(node.sources))
+            stack.extend((source, False) for source in reversed(sources(node)))

@@ -1,9 +1,9 @@
 """From a PyTorch model to a circuit.
 
-The model is traced by `torch.export` for one image. What depends on parameters alone is computed on the spot; what
-only moves values is found by moving a tensor of indices the same way; the rest are a few linear operations and
-products. A product of two matrices that both depend on the image, as attention has, becomes: copy the entries side by
-side, multiply them, sum.
+`torch.export` traces the model for one image. Operations on parameters alone are computed during lowering. Operations
+that only move values are applied to a tensor of indices, which gives the move. The rest are linear operations and
+products. A product of two matrices that both depend on the image, as in attention, becomes three steps: copy the
+entries side by side, multiply them, sum.
 """
 
 import copy
@@ -32,7 +32,7 @@ MOVES = {
     aten.constant_pad_nd, aten.index, aten.index_select, aten.gather, aten.as_strided, aten.diagonal, aten.reshape,
     aten.cat, aten.stack,
 }  # fmt: skip
-# Operations that change nothing of a value but how it is stored.
+# Operations that change only how a value is stored.
 COPIES = {aten.clone, aten.alias, aten.detach, aten._to_copy, aten.contiguous, aten.lift_fresh_copy, aten.copy}
 
 Value = Any  # a circuit node, a constant tensor, a number, or a list of these
@@ -41,8 +41,8 @@ Value = Any  # a circuit node, a constant tensor, a number, or a list of these
 def lower(model: nn.Module, example: Tensor | None = None) -> Circuit:
     """The model in eval mode as a circuit, in double precision.
 
-    Raises NotPolynomialError, naming the operation, if the model is not a polynomial. `example` is one image to trace
-    with (1, C, H, W); by default of the size the model is built for.
+    Raises NotPolynomialError with the operation if the model is not a polynomial. `example` is one image (1, C, H, W)
+    to trace with, by default of the size that the model is built for.
     """
     double = copy.deepcopy(model).double().eval().requires_grad_(False)
     example = (example_image(double) if example is None else example)[:1].double()
@@ -52,7 +52,7 @@ def lower(model: nn.Module, example: Tensor | None = None) -> Circuit:
 
 
 class Lowering:
-    """One walk through a traced program."""
+    """Lowers one traced program."""
 
     def __init__(self, program: torch.export.ExportedProgram):
         self.program = program
@@ -65,7 +65,7 @@ class Lowering:
         names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         names |= signature.inputs_to_lifted_tensor_constants
         image = Input(shape=image_shape)
-        batched = reshaped(image, (1, *image_shape))  # as traced, with an axis for images
+        batched = reshaped(image, (1, *image_shape))  # with the batch axis of the trace
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 is_image = node.name in signature.user_inputs
@@ -75,7 +75,7 @@ class Lowering:
                 (result,) = [a for a in node.all_input_nodes if a.name in signature.user_outputs]
                 output = self.found[result]
                 if not isinstance(output, Node):
-                    raise PolyNeXtError("the model's output does not depend on its input: there is no circuit.")
+                    raise PolyNeXtError("the model's output does not depend on its input: check its forward method.")
                 return Circuit(image, reshaped(output, output.shape[1:]))
             else:
                 self.degrees[node] = node_degree(node, self.degrees)
@@ -129,12 +129,12 @@ class Lowering:
             case aten.avg_pool2d:
                 return self.average_pool(arguments, shape)
         raise PolyNeXtError(
-            f"{operation.__name__} is a polynomial operation that has no place in a circuit yet: "
+            f"{operation.__name__} is a polynomial operation that circuits do not support: "
             "write the model with convolutions, matrix products, sums and products."
         )
 
     def move(self, node: TorchNode, arguments: Any, keywords: Any) -> Value:
-        """Finds where each value goes by moving indices; 0 marks what is not there, the others count from 1."""
+        """Finds where each value goes by moving indices, which count from 1; 0 marks padding."""
         target: Any = node.target
         parts: list[Node] = []
 
@@ -156,7 +156,9 @@ class Lowering:
                 return value
 
             if sum(p is part for p in parts) > 1:
-                raise PolyNeXtError(f"{target.__name__} of a value with itself has no place in a circuit yet.")
+                raise PolyNeXtError(
+                    f"circuits do not support {target.__name__} of a value with itself: apply it to different values."
+                )
             return target(*indices(arguments), **keywords)
 
         results = [(part, moved(part)) for part in [part for part in parts if part.size] or parts[:1]]
@@ -183,9 +185,9 @@ class Lowering:
         return left if (factors == 1).all() else linear(left, Scale(factors), shape)
 
     def power(self, value: Node, exponent: int) -> Node:
-        """By repeated squaring, for the least depth."""
+        """Repeated squaring, which has the least depth."""
         if exponent < 1:
-            raise PolyNeXtError(f"a power of {exponent} has no place in a circuit: use one of at least 1.")
+            raise PolyNeXtError(f"circuits do not support a power of {exponent}: use an exponent of at least 1.")
         if exponent == 1:
             return value
         half = self.power(value, exponent // 2)
@@ -196,11 +198,11 @@ class Lowering:
         (value, *rest) = arguments
         axes = rest[0] if rest and rest[0] is not None else list(range(len(value.shape)))
         axes = [a % len(value.shape) for a in ([axes] if isinstance(axes, int) else axes)]
-        kept = [1 if i in axes else n for i, n in enumerate(value.shape)]
-        target = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), value.shape).ravel()
+        reduced = [1 if i in axes else n for i, n in enumerate(value.shape)]
+        target = np.broadcast_to(np.arange(math.prod(reduced)).reshape(reduced), value.shape).ravel()
         count = math.prod(value.shape[a] for a in axes)
         is_mean = getattr(node.target, "overloadpacket", None) is aten.mean
-        return linear(value, Collect(target, math.prod(kept), 1 / count if is_mean else 1.0), shape)
+        return linear(value, Collect(target, math.prod(reduced), 1 / count if is_mean else 1.0), shape)
 
     def matrix_product(self, left: Value, right: Value) -> Node:
         """(..., n, k) times (..., k, m), of two values or of a value and a constant."""
@@ -232,7 +234,9 @@ class Lowering:
             arguments = [*first, False, (0, 0), groups]
         value, weight, bias, stride, padding, dilation, transposed, _, groups = filled(arguments, defaults)
         if not isinstance(value, Node) or not isinstance(weight, Tensor) or transposed or weight.ndim != 4:
-            raise PolyNeXtError("only 2-D convolutions of the image with constant kernels have a place in a circuit.")
+            raise PolyNeXtError(
+                "circuits support only 2-D convolutions with constant kernels: rewrite the other convolutions."
+            )
         size = (value.shape[-2], value.shape[-1])
         convolution = Convolution(weight.numpy(), size, tuple(stride), tuple(padding), tuple(dilation), groups)
         every_position = None if bias is None else constant(bias[:, None, None], shape)
@@ -251,7 +255,9 @@ class Lowering:
         defaults: list[Any] = [None, None, [], (0, 0), False, True, None]
         value, kernel, stride, padding, ceil_mode, count_padding, divisor = filled(arguments, defaults)
         if ceil_mode or divisor or (not count_padding and any(padding)):
-            raise PolyNeXtError("average pooling has a place in a circuit with whole windows only.")
+            raise PolyNeXtError(
+                "circuits support average pooling with whole windows only: use ceil_mode=False and no divisor."
+            )
         channels = value.shape[-3]
         weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel))
         size = (value.shape[-2], value.shape[-1])
@@ -260,7 +266,7 @@ class Lowering:
 
 
 def is_one_matrix(constant: Tensor) -> bool:
-    """Whether it is a matrix, or one repeated for each of a batch, as a linear layer on an image is traced."""
+    """Whether a constant is a matrix, or one matrix repeated along a batch, as linear layers are traced."""
     if constant.ndim < 3:
         return constant.ndim == 2
     batch = constant.flatten(0, -3)
@@ -268,12 +274,12 @@ def is_one_matrix(constant: Tensor) -> bool:
 
 
 def filled(arguments: Sequence[Any], defaults: list[Any]) -> list[Any]:
-    """Positional arguments with the defaults of those left out."""
+    """Positional arguments, completed with defaults."""
     return [*arguments, *defaults[len(arguments) :]]
 
 
 def linear(source: Node, mapping: LinearMap, shape: Shape, bias: Array | None = None) -> Node:
-    """A linear map of a value; a value that was only moved gives its move to the map."""
+    """A linear map of a value. If the value is only a move of another, the move becomes part of the map."""
     if isinstance(source, Linear) and source.bias is None and isinstance(source.map, Gather):
         mapping = chain([source.map, mapping])
         source = source.source
@@ -281,21 +287,21 @@ def linear(source: Node, mapping: LinearMap, shape: Shape, bias: Array | None = 
 
 
 def counted(value: Node) -> Tensor:
-    """A value's indices, from 1, in its shape."""
+    """The indices of a value, from 1, in its shape."""
     return torch.arange(1, value.size + 1).reshape(value.shape)
 
 
 def gathered(value: Node, index: Tensor) -> Node:
-    """The value moved as its 1-based indices were."""
+    """The value moved like its 1-based indices."""
     return linear(value, Gather(index.reshape(-1).numpy() - 1, value.size), tuple(index.shape))
 
 
 def together(parts: list[Node]) -> Node:
-    """What was moved to different places of one tensor; parts of one value are one move of it."""
+    """The sum of values that were moved to different places of one tensor. Parts of one value become one move."""
     moves = [part for part in parts if isinstance(part, Linear) and isinstance(part.map, Gather) and part.bias is None]
     if len(moves) < len(parts) or any(part.source is not moves[0].source for part in moves):
         return total(parts)
-    index = np.max([part.map.index for part in moves], axis=0)  # type: ignore[attr-defined]  # -1 where others are
+    index = np.max([part.map.index for part in moves], axis=0)  # type: ignore[attr-defined]  # -1 in other parts
     return Linear(shape=moves[0].shape, map=Gather(index, moves[0].map.n_in), source=moves[0].source)
 
 

@@ -1,7 +1,7 @@
-"""Linear maps between flat vectors, kept in the form they came in.
+"""Linear maps between flat vectors, each in its original form.
 
-A convolution of an ImageNet-sized network would be a matrix of billions of entries, so a map knows how to act on
-vectors (B, n_in) to (B, n_out) without one. `structure.py` has the form that encryption counts and computes with.
+The matrix of a convolution on ImageNet-sized images would have billions of entries. A map is therefore applied to
+vectors, (B, n_in) to (B, n_out), without its matrix. `structure.py` has the form that encryption uses.
 """
 
 import math
@@ -17,10 +17,19 @@ from polynext.arrays import Array, Indices
 
 
 class LinearMap(ABC):
-    """A linear map of flat vectors."""
+    """A linear map of flat vectors, of `shape` (n_out, n_in)."""
 
-    n_in: int
-    n_out: int
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def n_in(self) -> int:
+        return self.shape[1]
+
+    @property
+    def n_out(self) -> int:
+        return self.shape[0]
 
     @abstractmethod
     def __call__(self, x: Array) -> Array:
@@ -32,44 +41,44 @@ class LinearMap(ABC):
 
     @property
     def entries(self) -> int:
-        """How many of the matrix are not zero."""
+        """The number of nonzero entries of the matrix."""
         return int(self.matrix().nnz)
 
     def then(self, after: "LinearMap") -> "LinearMap":
-        """`after` of this map: the composition, as few maps as possible."""
+        """The composition: first this map, then `after`, in as few maps as possible."""
         return chain([*pieces(self), *pieces(after)])
 
     def plus(self, other: "LinearMap") -> "LinearMap":
-        """The sum of both."""
+        """The sum of both maps."""
         return Added((self, other))
 
     def scaled(self, factors: Array) -> "LinearMap":
-        """With entries of the result multiplied by these."""
+        """The map followed by a multiplication of the result's entries by these factors."""
         return self.then(Scale(factors))
 
     def undoing(self, factors: Array) -> "LinearMap":
-        """The map of a value whose entries were multiplied by these."""
+        """The same map for a value whose entries have been multiplied by these factors."""
         return Scale(1 / factors).then(self)
 
-    def only_rows(self, kept: slice) -> "LinearMap":
+    def only_rows(self, rows: slice) -> "LinearMap":
         """The map to some entries of the result."""
-        return Matrix(sp.csr_array(self.matrix()[kept]))
+        return Matrix(sp.csr_array(self.matrix()[rows]))
 
-    def only_columns(self, kept: slice) -> "LinearMap":
+    def only_columns(self, columns: slice) -> "LinearMap":
         """The map from some entries, as if the others were zero."""
-        return Matrix(sp.csr_array(self.matrix().tocsc()[:, kept]))
+        return Matrix(sp.csr_array(self.matrix().tocsc()[:, columns]))
 
 
 @dataclass(frozen=True, eq=False)
 class Gather(LinearMap):
-    """`y[i] = x[index[i]]`, and 0 where the index is -1: whatever moves, copies, drops or pads values."""
+    """`y[i] = x[index[i]]`, or 0 if the index is -1: moves, copies, drops and pads values."""
 
     index: Indices
-    n_in: int
+    length_in: int
 
     @property
-    def n_out(self) -> int:  # type: ignore[override]
-        return len(self.index)
+    def shape(self) -> tuple[int, int]:
+        return len(self.index), self.length_in
 
     def __call__(self, x: Array) -> Array:
         y = x[:, self.index]
@@ -89,7 +98,7 @@ class Gather(LinearMap):
 
     def matrix(self) -> sp.csr_array:
         rows = np.flatnonzero(self.index >= 0)
-        return sp.csr_array((np.ones(len(rows)), (rows, self.index[rows])), shape=(self.n_out, self.n_in))
+        return sp.csr_array((np.ones(len(rows)), (rows, self.index[rows])), shape=self.shape)
 
 
 def identity(n: int) -> Gather:
@@ -101,17 +110,17 @@ class Collect(LinearMap):
     """`y[i] = factor * sum of the x[j] with target[j] = i`: sums and means over axes."""
 
     target: Indices
-    n_out: int
+    length_out: int
     factor: float = 1.0
 
     @property
-    def n_in(self) -> int:  # type: ignore[override]
-        return len(self.target)
+    def shape(self) -> tuple[int, int]:
+        return self.length_out, len(self.target)
 
     @cached_property
     def sums(self) -> sp.csr_array:
         values = np.full(self.n_in, self.factor)
-        return sp.csr_array((values, (self.target, np.arange(self.n_in))), shape=(self.n_out, self.n_in))
+        return sp.csr_array((values, (self.target, np.arange(self.n_in))), shape=self.shape)
 
     def __call__(self, x: Array) -> Array:
         return np.ascontiguousarray((self.sums @ x.T).T)
@@ -127,10 +136,8 @@ class Scale(LinearMap):
     values: Array
 
     @property
-    def n_in(self) -> int:  # type: ignore[override]
-        return len(self.values)
-
-    n_out = n_in
+    def shape(self) -> tuple[int, int]:
+        return len(self.values), len(self.values)
 
     def __call__(self, x: Array) -> Array:
         return x * self.values
@@ -147,12 +154,8 @@ class Dense(LinearMap):
     rows: int = 1
 
     @property
-    def n_in(self) -> int:  # type: ignore[override]
-        return self.rows * self.weight.shape[1]
-
-    @property
-    def n_out(self) -> int:  # type: ignore[override]
-        return self.rows * self.weight.shape[0]
+    def shape(self) -> tuple[int, int]:
+        return self.rows * self.weight.shape[0], self.rows * self.weight.shape[1]
 
     def __call__(self, x: Array) -> Array:
         return (x.reshape(-1, self.weight.shape[1]) @ self.weight.T).reshape(len(x), -1)
@@ -173,12 +176,9 @@ class Convolution(LinearMap):
     groups: int = 1
 
     @property
-    def n_in(self) -> int:  # type: ignore[override]
-        return self.weight.shape[1] * self.groups * self.size[0] * self.size[1]
-
-    @property
-    def n_out(self) -> int:  # type: ignore[override]
-        return self.weight.shape[0] * math.prod(self.size_out)
+    def shape(self) -> tuple[int, int]:
+        c_out, per_group = self.weight.shape[:2]
+        return c_out * math.prod(self.size_out), per_group * self.groups * math.prod(self.size)
 
     @property
     def size_out(self) -> tuple[int, int]:
@@ -218,12 +218,12 @@ class Convolution(LinearMap):
             target, source, inside, self.weight[:, :, :, :, None, None]
         )
         entries = (values[inside], (target[inside], source[inside]))
-        return sp.csr_array(entries, shape=(self.n_out, self.n_in))
+        return sp.csr_array(entries, shape=self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix(LinearMap):
-    """A matrix written out."""
+    """An explicit sparse matrix."""
 
     values: sp.csr_array
 
@@ -234,12 +234,8 @@ class Matrix(LinearMap):
         return Matrix(sp.csr_array(self.values.multiply(1 / factors)))
 
     @property
-    def n_in(self) -> int:  # type: ignore[override]
-        return self.values.shape[1]
-
-    @property
-    def n_out(self) -> int:  # type: ignore[override]
-        return self.values.shape[0]
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape
 
     def __call__(self, x: Array) -> Array:
         return np.ascontiguousarray((self.values @ x.T).T)
@@ -250,17 +246,13 @@ class Matrix(LinearMap):
 
 @dataclass(frozen=True, eq=False)
 class Chain(LinearMap):
-    """Maps one after another, the first one first."""
+    """A composition of maps, the first one first."""
 
     maps: tuple[LinearMap, ...]
 
     @property
-    def n_in(self) -> int:  # type: ignore[override]
-        return self.maps[0].n_in
-
-    @property
-    def n_out(self) -> int:  # type: ignore[override]
-        return self.maps[-1].n_out
+    def shape(self) -> tuple[int, int]:
+        return self.maps[-1].n_out, self.maps[0].n_in
 
     def __call__(self, x: Array) -> Array:
         for piece in self.maps:
@@ -285,12 +277,8 @@ class Added(LinearMap):
     maps: tuple[LinearMap, ...]
 
     @property
-    def n_in(self) -> int:  # type: ignore[override]
-        return self.maps[0].n_in
-
-    @property
-    def n_out(self) -> int:  # type: ignore[override]
-        return self.maps[0].n_out
+    def shape(self) -> tuple[int, int]:
+        return self.maps[0].shape
 
     def __call__(self, x: Array) -> Array:
         return np.sum([piece(x) for piece in self.maps], axis=0)
@@ -314,9 +302,9 @@ def pieces(linear: LinearMap) -> tuple[LinearMap, ...]:
 
 
 def chain(maps: Sequence[LinearMap]) -> LinearMap:
-    """The composition of maps, first one first, with identities left out and neighbouring moves and scales merged.
+    """The composition of maps, first one first, without identities and with neighbouring moves and scales merged.
 
-    Long ones stay apart: there the merged copies would take more memory than applying both takes time.
+    Long maps are not merged: the merged copies would take too much memory.
     """
     merged: list[LinearMap] = []
     for piece in maps:

@@ -1,43 +1,46 @@
-"""Rewrites: functions from a circuit to another that computes the same with fewer levels or fewer operations.
+"""Rewrites: functions from a circuit to an equal circuit with fewer levels or fewer operations.
 
-Encryption charges for depth. These bring a network's circuit into the form that costs least:
+Under encryption, depth is expensive. These rewrites bring a network's circuit into the cheapest form:
 
-    patches_first        the image comes in patches, if the network takes it so
-    structured           maps between feature maps as sums of Kronecker products
-    factor_sums          x + x y becomes x (1 + y): one value less to carry along
+    patches_first        rearranges the image into patches, if the network starts with patches
+    structured           maps between feature maps become sums of Kronecker products
+    factor_sums          x + x y becomes x (1 + y), so that x is used once
     merge_linear_maps    neighbouring linear maps become one
-    keep / rebase        which values are computed for their own sake, and in which basis
-    unbuild_sums         every other sum dissolves: A (x + s W m) becomes A x + (s A W) m, all in one level
-    split                values that are too long for a ciphertext become several
-    normalise            values near 1, where fixed-point arithmetic is most precise
+    rebase               materialises values, and recovers the sums they are computed from
+    expand_sums          expands all other sums: A (x + s W m) becomes A x + (s A W) m, in one level
+    split                splits values that are too long for a ciphertext
+    normalise            scales values to about the same size, where fixed-point arithmetic is most precise
 """
 
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
 
 from polynext.arrays import Array
-from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum
+from polynext.circuit.graph import Circuit, Input, Linear, Node, Product, Sum, topological
 from polynext.circuit.maps import Convolution, Gather, LinearMap, Matrix, Scale, chain, identity, is_identity, pieces
 from polynext.circuit.structure import Kronecker, is_diagonal, kronecker, mean_condition, positions_of
 
+Source = TypeVar("Source")
+
 
 @dataclass(frozen=True)
-class Affine:
-    """`sum of M_k x_k + b`: a value as a linear function of several others."""
+class Affine(Generic[Source]):
+    """`sum of M_k x_k + b`: a value as an affine function of several sources."""
 
-    maps: dict[Node, LinearMap]
+    maps: dict[Source, LinearMap]
     bias: Array | None = None
 
-    def then(self, mapping: LinearMap, bias: Array | None = None) -> "Affine":
+    def then(self, mapping: LinearMap, bias: Array | None = None) -> "Affine[Source]":
         maps = {source: m.then(mapping) for source, m in self.maps.items()}
         carried = None if self.bias is None else mapping(self.bias[None])[0]
         return Affine(maps, added(carried, bias))
 
-    def plus(self, other: "Affine") -> "Affine":
+    def plus(self, other: "Affine[Source]") -> "Affine[Source]":
         maps = dict(self.maps)
         for source, m in other.maps.items():
             maps[source] = maps[source].plus(m) if source in maps else m
@@ -48,11 +51,15 @@ def added(left: Array | None, right: Array | None) -> Array | None:
     return right if left is None else left if right is None else left + right
 
 
-def affine_of(node: Node) -> Affine:
-    """How a value depends on the products, kept values and the image below it."""
-    found: dict[Node, Affine] = {}
-    for value in below(node):
-        if isinstance(value, Input | Product) or (value.kept and value is not node):
+def affine_of(node: Node) -> Affine[Node]:
+    """A value as an affine function of the products, materialised values and the image that it is computed from."""
+
+    def sources(value: Node) -> tuple[Node, ...]:
+        return value.sources if isinstance(value, Linear | Sum) and (value is node or not value.materialised) else ()
+
+    found: dict[Node, Affine[Node]] = {}
+    for value in topological(node, sources):
+        if not sources(value):
             found[value] = Affine({value: identity(value.size)})
         elif isinstance(value, Linear):
             found[value] = found[value.source].then(value.map, value.bias)
@@ -64,25 +71,8 @@ def affine_of(node: Node) -> Affine:
     return found[node]
 
 
-def below(node: Node) -> list[Node]:
-    """A value and what it is made of, down to products, kept values and the image; each after its own sources."""
-    order: list[Node] = []
-    stack = [(node, False)]
-    seen: set[Node] = set()
-    while stack:
-        value, ready = stack.pop()
-        if ready:
-            order.append(value)
-        elif value not in seen:
-            seen.add(value)
-            stack.append((value, True))
-            if isinstance(value, Linear | Sum) and (value is node or not value.kept):
-                stack += [(source, False) for source in reversed(value.sources)]
-    return order
-
-
 def rebuild(circuit: Circuit, rule: Callable[[Node, dict[Node, Node]], Node]) -> Circuit:
-    """A new circuit, node by node: `rule` gets an old node and what became of the ones before it."""
+    """A new circuit, node by node: `rule` gets an old node and the new nodes of those before it."""
     became: dict[Node, Node] = {}
     for node in circuit.order:
         became[node] = rule(node, became)
@@ -92,7 +82,7 @@ def rebuild(circuit: Circuit, rule: Callable[[Node, dict[Node, Node]], Node]) ->
 
 
 def renewed(node: Node, became: dict[Node, Node]) -> Node:
-    """The same node on renewed sources."""
+    """The same node with the new sources."""
     if all(became[source] is source for source in node.sources):
         return node
     match node:
@@ -106,7 +96,7 @@ def renewed(node: Node, became: dict[Node, Node]) -> Node:
 
 
 def factor_sums(circuit: Circuit) -> Circuit:
-    """`x + x y` as `x (1 + y)`, as in PolyHead: x is then needed inside the product only."""
+    """`x + x y` as `x (1 + y)`, as in PolyHead: only the product uses x then."""
     users = circuit.users()
 
     def rule(node: Node, became: dict[Node, Node]) -> Node:
@@ -124,20 +114,20 @@ def factor_sums(circuit: Circuit) -> Circuit:
 
 
 def merge_linear_maps(circuit: Circuit) -> Circuit:
-    """Composes every linear map with the one it follows, unless others use that one too. Norm affines, scales,
-    moves and pooling disappear into the convolutions beside them; nothing is computed twice for it."""
+    """Composes every linear map with the one before it, unless other nodes use that one too. Affine norms, scales,
+    moves and pooling are absorbed into convolutions; nothing is computed twice."""
     users = circuit.users()
 
     def rule(node: Node, became: dict[Node, Node]) -> Node:
         node_now = renewed(node, became)
-        if not isinstance(node_now, Linear) or not isinstance(node_now.source, Linear) or node_now.source.kept:
+        if not isinstance(node_now, Linear) or not isinstance(node_now.source, Linear) or node_now.source.materialised:
             return node_now
         before = node_now.source
         assert isinstance(node, Linear)
         if len(users[node.source]) > 1 and not is_cheap(before.map):
             return node_now
         if mixes_positions_only(before.map) and mixes_channels(node_now.map):
-            return node_now  # each has few diagonals, and their composition the product of the numbers
+            return node_now  # each has few diagonals; their composition has the product of both numbers
         bias = added(moved_bias(before, node_now.map), node_now.bias)
         return replace(node_now, source=before.source, map=before.map.then(node_now.map), bias=bias)
 
@@ -145,7 +135,7 @@ def merge_linear_maps(circuit: Circuit) -> Circuit:
 
 
 def is_cheap(mapping: LinearMap) -> bool:
-    """Moves and scales: what another map takes in for nothing."""
+    """Whether a map only moves and scales, which another map can absorb at no cost."""
     return all(isinstance(piece, Gather | Scale) for piece in pieces(mapping))
 
 
@@ -157,35 +147,26 @@ def mixes_channels(mapping: LinearMap) -> bool:
     return isinstance(mapping, Kronecker) and not all(map(is_diagonal, mapping.mixes))
 
 
-def keep(circuit: Circuit, values: Collection[Node]) -> Circuit:
-    """Marks values to be computed for their own sake."""
-    chosen = set(values)
-    return rebuild(
-        circuit,
-        lambda node, became: replace(renewed(node, became), kept=True) if node in chosen else renewed(node, became),
-    )
-
-
-def unbuild_sums(circuit: Circuit) -> Circuit:
-    """Leaves the residual stream unbuilt: every operand of a product, every kept value and the output become one sum
-    of linear maps of products, kept values and the image."""
+def expand_sums(circuit: Circuit) -> Circuit:
+    """Expands the residual stream: every operand of a product, every materialised value and the output become one sum
+    of linear maps of products, materialised values and the image."""
     became: dict[Node, Node] = {}
 
     def flat(node: Node) -> Node:
         if node in became:
             return became[node]
         affine = affine_of(node)
-        if not node.kept and affine.bias is None and len(affine.maps) == 1 and node is not circuit.output:
+        if not node.materialised and affine.bias is None and len(affine.maps) == 1 and node is not circuit.output:
             (source, only), *_ = affine.maps.items()
             if is_identity(only):
                 return became[source]
         *others, last = affine.maps.items()
         terms: list[Node] = [Linear(shape=node.shape, map=m, source=became[s]) for s, m in others]
         source, m = last
-        terms.append(Linear(shape=node.shape, map=m, source=became[source], bias=affine.bias, kept=False))
+        terms.append(Linear(shape=node.shape, map=m, source=became[source], bias=affine.bias, materialised=False))
         if len(terms) == 1:
-            return replace(terms[0], kept=node.kept)
-        return Sum(shape=node.shape, terms=tuple(terms), kept=node.kept)
+            return replace(terms[0], materialised=node.materialised)
+        return Sum(shape=node.shape, terms=tuple(terms), materialised=node.materialised)
 
     for node in circuit.order:
         if isinstance(node, Input):
@@ -194,18 +175,18 @@ def unbuild_sums(circuit: Circuit) -> Circuit:
             left = flat(node.left)
             right = left if node.right is node.left else flat(node.right)
             became[node] = replace(node, left=left, right=right)
-        elif node.kept:
+        elif node.materialised:
             became[node] = flat(node)
     return Circuit(circuit.input, flat(circuit.output))
 
 
-# Beyond this a change of basis would lose more digits than it saves time.
+# A change of basis with a worse condition loses too many digits for the time that it saves.
 WORST_CONDITION = 20.0
 LARGEST_INVERSE = 2048
 
 
 def inverse(mapping: LinearMap) -> tuple[LinearMap, float] | None:
-    """The inverse of a square, well-conditioned map, with its mean condition; None if it is not."""
+    """The inverse of a map and its mean condition; None if the map is not square and well-conditioned."""
     if isinstance(mapping, Kronecker):
         found = mapping.inverse()
         return found if found and found[1] <= WORST_CONDITION else None
@@ -222,22 +203,22 @@ def inverse(mapping: LinearMap) -> tuple[LinearMap, float] | None:
     return Matrix(sp.csr_array(inverted)), condition
 
 
-def rebase(circuit: Circuit, *values: Linear, kept: Collection[Node] = ()) -> Circuit | None:
-    """Keeps each `h = W z + b` and lets everybody else who needs z take `W^-1 (h - b)`, so that z is never built.
+def rebase(circuit: Circuit, *values: Linear, materialised: Collection[Node] = ()) -> Circuit | None:
+    """Materialises each `h = W z + b` and replaces all other uses of z by `W^-1 (h - b)`, so that z is not computed.
 
-    After PolyConv's W_in both branches are purely depthwise maps of h, a few diagonals each. None if a W has no good
-    inverse. Other values can be kept at the same time.
+    After PolyConv's W_in, both branches are depthwise maps of h, with a few diagonals each. Other values can be
+    `materialised` at the same time. None if a W has no well-conditioned inverse.
     """
     backwards = {value: inverse(value.map) for value in values}
     order = list(circuit.order)
-    for value in values:  # before all other users of its source, which the order of the circuit need not say
+    for value in values:  # must come before all other users of its source
         order.remove(value)
         order.insert(order.index(value.source) + 1, value)
     became: dict[Node, Node] = {}
-    instead: dict[Node, Node] = {}  # of a sum that is never built
+    instead: dict[Node, Node] = {}  # replacements of sums that are not computed
     for node in order:
         if isinstance(node, Linear) and node in backwards:
-            became[node] = replace(renewed(node, became), kept=True)
+            became[node] = replace(renewed(node, became), materialised=True)
             found = backwards[node]
             if found is None:
                 return None
@@ -246,21 +227,21 @@ def rebase(circuit: Circuit, *values: Linear, kept: Collection[Node] = ()) -> Ci
             instead[node.source] = Linear(shape=node.source.shape, map=back, source=became[node], bias=bias)
         else:
             now = renewed(node, {**became, **instead})
-            became[node] = replace(now, kept=True) if node in kept else now
+            became[node] = replace(now, materialised=True) if node in materialised else now
     return Circuit(circuit.input, became[circuit.output])
 
 
 def split(circuit: Circuit, longest: int) -> Circuit:
-    """Cuts products and kept values longer than `longest` entries into equal parts, along their first axis if it
-    divides.
+    """Splits products and materialised values with more than `longest` entries into equal parts, along their first axis
+    if possible.
 
-    For circuits whose sums are unbuilt. The users of a cut value take the columns of their maps that belong to each.
+    For circuits whose sums are expanded. The users of a split value take the columns of their maps for each part.
     """
     parts: dict[Node, list[tuple[Node, slice]]] = {}
     became: dict[Node, Node] = {}
 
     def columns(node: Node) -> list[Node]:
-        """A linear map of a cut value as linear maps of its parts."""
+        """A linear map of a split value as linear maps of its parts."""
         assert isinstance(node, Linear)
         if node.source not in parts:
             return [replace(node, source=became[node.source])]
@@ -268,8 +249,8 @@ def split(circuit: Circuit, longest: int) -> Circuit:
         return [*made[:-1], replace(made[-1], bias=node.bias)]
 
     def operand(node: Node, rows: slice | None) -> Node:
-        """An operand on the renewed sources, or only some of its rows."""
-        if not isinstance(node, Linear | Sum) or (node.kept and node in became):
+        """An operand with the new sources, or only some of its rows."""
+        if not isinstance(node, Linear | Sum) or (node.materialised and node in became):
             if node in parts:
                 (match,) = [p for p, s in parts[node] if s == rows]
                 return match
@@ -282,17 +263,17 @@ def split(circuit: Circuit, longest: int) -> Circuit:
                 if isinstance(t, Linear)
             ]
         shape = node.shape if rows is None else cut_shape(node.shape, rows)
-        terms = [replace(t, shape=shape, kept=False) for t in terms]
+        terms = [replace(t, shape=shape, materialised=False) for t in terms]
         return (
-            replace(terms[0], kept=node.kept)
+            replace(terms[0], materialised=node.materialised)
             if len(terms) == 1
-            else Sum(shape=shape, terms=tuple(terms), kept=node.kept)
+            else Sum(shape=shape, terms=tuple(terms), materialised=node.materialised)
         )
 
     for node in circuit.order:
         if isinstance(node, Input):
             became[node] = node
-        elif isinstance(node, Product) or node.kept:
+        elif isinstance(node, Product) or node.materialised:
             count = -(-node.size // longest)
             while node.size % count:
                 count += 1
@@ -320,20 +301,20 @@ def cut_shape(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
     return (count // rest, *shape[1:]) if count % rest == 0 else (count,)
 
 
-# By so much a channel is enlarged at most, compared to the largest of its value.
+# A channel is enlarged by at most this factor, compared to the largest channel of its value.
 LARGEST_GAIN = 256.0
 
 
 def normalise(circuit: Circuit, images: Array, target: float = 1.0) -> Circuit:
-    """Scales the operands of every product, and every kept value, so that the largest entry of each of their channels
-    over these images is about `target`, and undoes it in the maps that use them. For circuits whose sums are unbuilt.
+    """Scales the operands of products and the materialised values so that the largest entry of each channel over these
+    images is about `target`. The maps that use them undo it. For circuits whose sums are expanded.
     """
     largest = {node: np.abs(value).max(axis=0) for node, value in circuit.each_value(images)}
-    factors: dict[Node, Array] = {}  # what a renewed source is a multiple of its old self by
+    factors: dict[Node, Array] = {}  # new value / old value
     became: dict[Node, Node] = {}
 
     def scaled(node: Node, factor: Array) -> Node:
-        """`factor` times an old operand, on renewed sources."""
+        """`factor` times an old operand, with the new sources."""
         terms = node.terms if isinstance(node, Sum) else (node,)
         made = []
         for term in terms:
@@ -344,13 +325,13 @@ def normalise(circuit: Circuit, images: Array, target: float = 1.0) -> Circuit:
         return made[0] if len(made) == 1 else replace(node, terms=tuple(made))  # type: ignore[call-arg]
 
     def wanted(node: Node) -> Array:
-        """Powers of two, so that nothing is rounded."""
+        """The factors of a value: powers of two, which do not round."""
         positions = positions_of(node.shape)
         channels = largest[node].reshape(-1, positions)
         if positions == 1:
             channels = np.full_like(channels, channels.max())
         most = channels.max(axis=1, keepdims=True)
-        # A channel that is hardly ever there stays small: noise is not worth being enlarged.
+        # A channel that is nearly zero stays small: enlarging it would enlarge noise.
         most = np.maximum(most, most.max() / LARGEST_GAIN)
         factor = 2.0 ** -np.round(np.log2(most / target)) if most.max() > 0 else np.ones_like(most)
         return np.broadcast_to(factor, channels.shape).ravel()
@@ -369,20 +350,20 @@ def normalise(circuit: Circuit, images: Array, target: float = 1.0) -> Circuit:
             right, right_factor = (left, left_factor) if node.right is node.left else operand(node.right)
             became[node] = replace(node, left=left, right=right)
             factors[node] = left_factor * right_factor
-        elif node.kept:
+        elif node.materialised:
             factors[node] = wanted(node)
             became[node] = scaled(node, factors[node])
     return Circuit(circuit.input, scaled(circuit.output, np.ones(circuit.output.size)))
 
 
 def merge_moves(circuit: Circuit) -> Circuit:
-    """Composes moves and scales with what they follow, so that values come out channels first, as the next map wants
-    them, whatever order the map that made them has."""
+    """Composes moves and scales with the map before them, so that values have channels first, as the next map
+    expects."""
     turned: dict[tuple[Node, bytes], Linear] = {}
 
     def rule(node: Node, became: dict[Node, Node]) -> Node:
         now = renewed(node, became)
-        if not isinstance(now, Linear) or not isinstance(now.source, Linear) or now.source.kept:
+        if not isinstance(now, Linear) or not isinstance(now.source, Linear) or now.source.materialised:
             return now
         before = now.source
         if is_cheap(now.map) or is_cheap(before.map):
@@ -407,7 +388,7 @@ def moved_bias(before: Linear, after: LinearMap) -> Array | None:
 
 
 def structured(circuit: Circuit) -> Circuit:
-    """Every linear map as a sum of Kronecker products where it is one, and as a matrix where it is not."""
+    """Turns every linear map into a sum of Kronecker products if possible, and into a matrix otherwise."""
 
     def rule(node: Node, became: dict[Node, Node]) -> Node:
         now = renewed(node, became)
@@ -420,8 +401,8 @@ def structured(circuit: Circuit) -> Circuit:
 
 
 def patches_first(circuit: Circuit) -> Circuit:
-    """Space to depth: where the network begins with patches, side by side or overlapping, the image comes as channels
-    of patches, and the first map is 1x1. The input's `order` tells which pixel is where."""
+    """Space to depth: if the network starts with patches, adjacent or overlapping, the pixels of a patch become
+    channels and the first map becomes 1x1. The input's `order` maps entries to pixels."""
     users = circuit.users()[circuit.input]
     stems = [first_convolution(user) for user in users]
     if not stems or any(stem is None or not takes_patches(stem) for stem in stems):
@@ -456,7 +437,7 @@ def patches_first(circuit: Circuit) -> Circuit:
 
 
 def first_convolution(node: Node) -> Convolution | None:
-    """What a linear map of the image begins with."""
+    """The convolution that a linear map of the image starts with, if it does."""
     if not isinstance(node, Linear):
         return None
     first = next((p for p in pieces(node.map) if not isinstance(p, Gather) or not p.is_identity), None)

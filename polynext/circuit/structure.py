@@ -1,12 +1,13 @@
-"""Maps between feature maps as sums of Kronecker products, which say all about a map without its matrix.
+"""Maps between feature maps as sums of Kronecker products, which are much smaller than their matrices.
 
-A feature map is (channels, positions). Mixing channels leaves positions alone, A ⊗ 1; a convolution is a sum over its
-taps of A ⊗ shift, with a diagonal A if it is depthwise; a norm scales by a channel's number times a position's; pooling
-is 1 ⊗ mean. Products and sums of such maps are such maps again: 64 channels at 8x8 positions are a matrix of 16 million
-entries, and as many numbers as the network has weights when kept like this.
+A feature map is (channels, positions). Mixing channels is A ⊗ 1. A convolution is a sum over its taps of A ⊗ shift,
+with a diagonal A if it is depthwise. A norm scales by a channel's number times a position's. Pooling is 1 ⊗ mean.
+Compositions and sums of such maps are such maps again. A map of 64 channels at 8x8 positions has a matrix of 16 million
+entries, but only as many numbers in this form as the network has weights.
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,15 +18,15 @@ import scipy.sparse as sp
 from polynext.arrays import Array, Indices
 from polynext.circuit.maps import Added, Collect, Convolution, Dense, Gather, LinearMap, Scale, identity, pieces
 
-# A composition that would take more numbers than this is not worth having: it has thousands of diagonals.
+# A composition with more numbers than this is refused: it would have thousands of diagonals.
 WIDEST = 2**23
-# A scale of channels and positions is a sum of at most so many products of the two, or none.
+# The largest number of terms for a scale of channels and positions.
 MOST_FACTORS = 4
 ROUNDING = 1e-13
 
 
 class TooWideError(ValueError):
-    """A composed map reaches so far that nothing can be done with it."""
+    """A composed map has too many entries to be useful."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class Kronecker(LinearMap):
 
     @classmethod
     def of(cls, terms: Iterable[tuple[Array, sp.csr_array]]) -> "Kronecker":
-        """Terms that do the same to positions become one."""
+        """Merges terms with the same map of positions."""
         merged: dict[bytes, tuple[Array, sp.csr_array]] = {}
         for mix, move in terms:
             key = move.indptr.tobytes() + move.indices.tobytes() + move.data.tobytes()
@@ -45,12 +46,8 @@ class Kronecker(LinearMap):
         return cls(np.stack([mix for mix, _ in merged.values()]), tuple(move for _, move in merged.values()))
 
     @property
-    def n_in(self) -> int:  # type: ignore[override]
-        return self.shape_in[0] * self.shape_in[1]
-
-    @property
-    def n_out(self) -> int:  # type: ignore[override]
-        return self.shape_out[0] * self.shape_out[1]
+    def shape(self) -> tuple[int, int]:
+        return math.prod(self.shape_out), math.prod(self.shape_in)
 
     @property
     def shape_in(self) -> tuple[int, int]:
@@ -86,7 +83,7 @@ class Kronecker(LinearMap):
 
     @property
     def entries(self) -> int:
-        """At most; fewer where terms overlap."""
+        """An upper bound: overlapping terms have fewer."""
         return sum(np.count_nonzero(mix) * move.nnz for mix, move in self.terms)
 
     def then(self, after: LinearMap) -> LinearMap:
@@ -114,19 +111,13 @@ class Kronecker(LinearMap):
         channels = alike_everywhere(factors, self.shape_in)
         return super().undoing(factors) if channels is None else replace(self, mixes=self.mixes / channels)
 
-    def only_rows(self, kept: slice) -> LinearMap:
-        return self.cut(kept, self.shape_out[1], lambda channels: self.mixes[:, channels]) or super().only_rows(kept)
+    def only_rows(self, rows: slice) -> LinearMap:
+        channels = whole_channels(rows, self.shape_out[1])
+        return super().only_rows(rows) if channels is None else replace(self, mixes=self.mixes[:, channels])
 
-    def only_columns(self, kept: slice) -> LinearMap:
-        return self.cut(kept, self.shape_in[1], lambda channels: self.mixes[:, :, channels]) or super().only_columns(
-            kept
-        )
-
-    def cut(self, kept: slice, positions: int, cut_mixes: Callable[[slice], Array]) -> "Kronecker | None":
-        """Some channels with all their positions; None if it is not that."""
-        if kept.start % positions or kept.stop % positions:
-            return None
-        return replace(self, mixes=cut_mixes(slice(kept.start // positions, kept.stop // positions)))
+    def only_columns(self, columns: slice) -> LinearMap:
+        channels = whole_channels(columns, self.shape_in[1])
+        return super().only_columns(columns) if channels is None else replace(self, mixes=self.mixes[:, :, channels])
 
     def inverse(self) -> "tuple[Kronecker, float] | None":
         """The inverse of a map that mixes channels and scales positions, with its mean condition."""
@@ -142,15 +133,22 @@ class Kronecker(LinearMap):
         return Kronecker(inverted[None], (sp.csr_array(sp.diags_array(1 / factors)),)), condition
 
 
-def mean_condition(matrix: Array, inverse: Array) -> float:
-    """By how much more the inverse enlarges noise than values, on average over all directions: 1 for an orthogonal map.
+def whole_channels(entries: slice, positions: int) -> slice | None:
+    """The channels of these entries; None if they are not whole channels."""
+    if entries.start % positions or entries.stop % positions:
+        return None
+    return slice(entries.start // positions, entries.stop // positions)
 
-    The usual condition number is that of the worst direction, in which a value of many channels hardly lies."""
+
+def mean_condition(matrix: Array, inverse: Array) -> float:
+    """How much more the inverse enlarges noise than values, on average over all directions: 1 for an orthogonal map.
+
+    The usual condition number is that of the worst direction, which values with many channels rarely have."""
     return float(np.linalg.norm(matrix) * np.linalg.norm(inverse) / len(matrix))
 
 
 def alike_everywhere(entries: Array, shape: tuple[int, int]) -> Array | None:
-    """One number for each channel, if it is the same at all positions."""
+    """One number for each channel; None if positions have different numbers."""
     channels = entries.reshape(shape)
     return channels[:, 0] if (channels == channels[:, :1]).all() else None
 
@@ -162,7 +160,7 @@ def is_diagonal(matrix: Any) -> bool:
 
 
 def sorted_csr(matrix: sp.csr_array) -> sp.csr_array:
-    """In the one form in which equal matrices are equal arrays."""
+    """The canonical form, in which equal matrices have equal arrays."""
     matrix = sp.csr_array(matrix)
     matrix.eliminate_zeros()
     matrix.sort_indices()
@@ -175,58 +173,58 @@ def first_zero(before: Kronecker, after: Kronecker) -> tuple[Array, sp.csr_array
 
 
 def positions_of(shape: tuple[int, ...]) -> int:
-    """How many positions a value of this shape has: a feature map's last two axes."""
+    """The number of positions of a value: the last two axes of a feature map."""
     return shape[-1] * shape[-2] if len(shape) >= 3 else 1
 
 
 def kronecker(mapping: LinearMap, positions: int) -> Kronecker | None:
-    """A map of (channels, positions) as a sum of Kronecker products, if it is one.
+    """A map of (channels, positions) as a sum of Kronecker products; None if it is not one.
 
-    On the way values may be `turned` into (positions, channels), as linear layers on the last axis want them.
+    In between, values may be `transposed` to (positions, channels), as linear layers on the last axis need them.
     """
     if mapping.n_in % positions:
         return None
     total: LinearMap | None = None
-    turned = False
+    transposed = False
     for piece in pieces(mapping):
-        factored, turned = one_kronecker(piece, (piece.n_in // positions, positions), turned)
+        factored, transposed = one_kronecker(piece, (piece.n_in // positions, positions), transposed)
         if factored is None:
             return None
         total = factored if total is None else total.then(factored)
         positions = factored.shape_out[1]
-    ends_well = isinstance(total, Kronecker) and (not turned or 1 in total.shape_out)
+    ends_well = isinstance(total, Kronecker) and (not transposed or 1 in total.shape_out)
     return total if ends_well and isinstance(total, Kronecker) else None
 
 
-def one_kronecker(piece: LinearMap, shape: tuple[int, int], turned: bool) -> tuple[Kronecker | None, bool]:
-    """One piece as a map of (channels, positions), and whether its result is turned."""
+def one_kronecker(piece: LinearMap, shape: tuple[int, int], transposed: bool) -> tuple[Kronecker | None, bool]:
+    """One piece as a map of (channels, positions), and whether its result is transposed."""
     channels, positions = shape
     nothing_moves = identity(positions).matrix()
     match piece:
-        case Kronecker() if piece.shape_in == shape and not turned:
-            return piece, turned
-        case Added() if not turned:
-            return sum_of_kroneckers([kronecker(each, positions) for each in piece.maps]), turned
+        case Kronecker() if piece.shape_in == shape and not transposed:
+            return piece, transposed
+        case Added() if not transposed:
+            return sum_of_kroneckers([kronecker(each, positions) for each in piece.maps]), transposed
         case Gather():
-            return kronecker_of_gather(piece, shape, turned)
+            return kronecker_of_gather(piece, shape, transposed)
         case Scale():
-            return kronecker_of_scale(unturned(piece.values, shape, turned)), turned
-        case Convolution() if piece.size[0] * piece.size[1] == positions and not turned:
-            return kronecker_of_convolution(piece), turned
-        case Dense() if piece.rows == positions and (turned or positions == 1):
-            return Kronecker(piece.weight[None], (nothing_moves,)), turned
+            return kronecker_of_scale(as_feature_map(piece.values, shape, transposed)), transposed
+        case Convolution() if piece.size[0] * piece.size[1] == positions and not transposed:
+            return kronecker_of_convolution(piece), transposed
+        case Dense() if piece.rows == positions and (transposed or positions == 1):
+            return Kronecker(piece.weight[None], (nothing_moves,)), transposed
         case Collect():
-            target = unturned(piece.target, shape, turned)
+            target = as_feature_map(piece.target, shape, transposed)
             if (target == target[:, :1]).all():  # sums over all positions
                 mix = np.zeros((piece.n_out, channels))
                 mix[target[:, 0], np.arange(channels)] = piece.factor
                 return Kronecker(mix[None], (sp.csr_array(np.ones((1, positions))),)), False
-    return None, turned
+    return None, transposed
 
 
-def unturned(entries: Any, shape: tuple[int, int], turned: bool) -> Any:
-    """Entries in their order in memory as (channels, positions)."""
-    return entries.reshape(shape[::-1]).T if turned else entries.reshape(shape)
+def as_feature_map(entries: Any, shape: tuple[int, int], transposed: bool) -> Any:
+    """Entries in memory order as (channels, positions)."""
+    return entries.reshape(shape[::-1]).T if transposed else entries.reshape(shape)
 
 
 def sum_of_kroneckers(parts: "list[Kronecker | None]") -> Kronecker | None:
@@ -238,24 +236,26 @@ def sum_of_kroneckers(parts: "list[Kronecker | None]") -> Kronecker | None:
     return total if isinstance(total, Kronecker) else None
 
 
-def kronecker_of_gather(gather: Gather, shape: tuple[int, int], turned: bool) -> tuple[Kronecker | None, bool]:
-    """A move of whole channels, or of all channels' positions alike."""
+def kronecker_of_gather(gather: Gather, shape: tuple[int, int], transposed: bool) -> tuple[Kronecker | None, bool]:
+    """A move of whole channels, or the same move of positions in all channels."""
     channels, positions = shape
     index = gather.index
-    if turned:
+    if transposed:
         index = np.where(index >= 0, index % channels * positions + index // channels, -1)
     for channels_out in (gather.n_out // positions, channels):
         if channels_out == 0 or gather.n_out % channels_out:
             continue
-        for turns in (False, True):
-            found = factored_move(unturned(index, (channels_out, gather.n_out // channels_out), turns), shape)
+        for transposes in (False, True):
+            found = factored_move(
+                as_feature_map(index, (channels_out, gather.n_out // channels_out), transposes), shape
+            )
             if found is not None:
-                return found, turns
-    return None, turned
+                return found, transposes
+    return None, transposed
 
 
 def factored_move(index: Indices, shape: tuple[int, int]) -> Kronecker | None:
-    """Where (channels, positions) come from, if channels come from channels and positions from positions."""
+    """A move that is a move of channels and a move of positions; None for other moves."""
     channels, positions = shape
     there = index >= 0
     rows, columns = np.any(there, axis=1), np.any(there, axis=0)
@@ -274,7 +274,7 @@ def kronecker_of_scale(values: Array) -> Kronecker | None:
     rank = max(int((sizes > ROUNDING * sizes[0]).sum()), 1)
     if rank > MOST_FACTORS:
         return None
-    if rank == 1:  # exactly as it was where a factor is constant, which rounding would hide
+    if rank == 1:  # without rounding, so that constant factors stay constant
         row = np.abs(values).max(axis=1).argmax()
         column = np.abs(values[row]).argmax()
         at = values[row, column]
@@ -296,7 +296,7 @@ def kronecker_of_convolution(convolution: Convolution) -> Kronecker:
 
 
 def tap(convolution: Convolution, i: int, j: int) -> sp.csr_array:
-    """Where one entry of the kernel looks."""
+    """The map of positions of one entry of the kernel."""
     height, width = convolution.size_out
     y, x = np.ogrid[:height, :width]
     y = y * convolution.stride[0] - convolution.padding[0] + i * convolution.dilation[0]

@@ -1,38 +1,33 @@
-"""The command line: `polynext COMMAND`. One thin file per command; what it calls can be called from Python."""
+"""The command line, `polynext COMMAND`: a thin file for each command, over functions of the package."""
 
 import sys
 from collections.abc import Sequence
 
-from polynext.cli.commands import Command, Commands
-from polynext.cli.sentences import with_options
+from polynext.cli.commands import Command, Commands, with_options
 from polynext.errors import PolyNeXtError
 from polynext.extras import missing_extra
 from polynext.memory import keep_freed_memory
 from polynext.threads import idle_threads_give_way
 
 COMMANDS = {
-    "train": Command(
-        "train a network by a recipe; the embedded digits without arguments", "polynext.cli.train:training"
-    ),
-    "evaluate": Command("measure a network on a data set, beside the paper's figure", "polynext.cli.evaluate:main"),
-    "predict": Command("tell what is in images", "polynext.cli.predict:main"),
+    "train": Command("train a network by a recipe; by default on handwritten digits", "polynext.cli.train:training"),
+    "evaluate": Command("measure the accuracy of a network, beside that in the paper", "polynext.cli.evaluate:main"),
+    "predict": Command("classify images", "polynext.cli.predict:main"),
     "models": Command("list the models: size, cost, accuracy, depth and polynomial degree", "polynext.cli.models:main"),
-    "bench": Command("measure speed and memory of networks side by side", "polynext.cli.bench:main"),
-    "export": Command("write a network as ONNX or a torch.export program, and check it", "polynext.cli.export:main"),
-    "ablate": Command("train the rows of the paper's ablation tables and compare them", "polynext.cli.ablate:main"),
-    "reproduce": Command(
-        "run what a table of the paper takes, with its figures beside ours", "polynext.cli.reproduce:main"
-    ),
+    "bench": Command("compare the speed and memory of networks", "polynext.cli.bench:main"),
+    "export": Command("export a network to ONNX or torch.export, and check the file", "polynext.cli.export:main"),
+    "ablate": Command("train and compare the rows of the paper's ablation tables", "polynext.cli.ablate:main"),
+    "reproduce": Command("reproduce a table of the paper, beside its published numbers", "polynext.cli.reproduce:main"),
     "segment": Command("train, evaluate and use a segmentation network", "polynext.cli.segment:commands"),
     "circuit": Command("show a fully polynomial model as an arithmetic circuit", "polynext.cli.circuit:main"),
     "encrypted": Command("run a fully polynomial model on encrypted images", "polynext.cli.encrypted:commands"),
-    "convert": Command("turn a published checkpoint into a safetensors file", "polynext.cli.convert:main"),
+    "convert": Command("convert a published checkpoint to a safetensors file", "polynext.cli.convert:main"),
 }
 PURPOSE = "Activation-free vision backbones: train them, measure them, run them on encrypted images."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0 if it did what was asked, 2 for a mistake in what was asked."""
+    """Runs a command and returns its exit status: 0 for success, 2 for a mistake in the arguments."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments == ["--version"]:
         from polynext import __version__
@@ -48,14 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: {with_options(str(error), by_config='train' in arguments[:2])}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        sentence = missing_extra(error.name)
-        if sentence is None:
+        missing = missing_extra(error.name)
+        if missing is None:
             raise
-        print(f"{name}: {sentence}", file=sys.stderr)
+        print(f"{name}: {missing}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # somebody read as much as they wanted, as `| head` does
+    except BrokenPipeError:  # the reader has closed its end, as `| head` does
         sys.stderr.close()
         return 0
     except OSError as error:

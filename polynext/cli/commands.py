@@ -1,23 +1,25 @@
 """Commands that are chosen by their first argument: `polynext` itself, `polynext segment`, `polynext encrypted`."""
 
 import importlib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from polynext.errors import suggest
-from polynext.extras import require
 
 WIDTH = 10
 
 
 @dataclass(frozen=True)
 class Command:
-    """What it is for, and where it lives, as `module:attribute`; imported only when it is called.
+    """A command, which is imported when it is called.
 
-    The attribute is a function, whose parameters become options and whose result, if it is a number, the exit status;
-    or something with a `run` that takes the arguments itself.
+    Attributes:
+        purpose: its line in the help.
+        place: a function as `module:attribute`. Its parameters become options, and an integer that it returns the exit
+            status. Or an object whose `run` parses the arguments.
     """
 
     purpose: str
@@ -28,7 +30,6 @@ class Command:
         target: Any = getattr(importlib.import_module(module), attribute)
         if hasattr(target, "run"):
             return target.run(list(arguments))
-        require("train", "tyro")
         import tyro
 
         status = tyro.cli(target, prog=name, args=list(arguments))
@@ -37,14 +38,14 @@ class Command:
 
 @dataclass(frozen=True)
 class Commands:
-    """Commands under a common name."""
+    """Commands with a common first word."""
 
     name: str
     purpose: str
     commands: Mapping[str, Command]
 
     def run(self, arguments: list[str]) -> int:
-        """Runs the one that the first argument names, and returns its exit status."""
+        """Runs the command of the first argument, and returns its exit status."""
         if not arguments or arguments[0] in ("-h", "--help"):
             print(self.usage())
             return 0
@@ -57,5 +58,18 @@ class Commands:
 
     def usage(self) -> str:
         listed = [f"  {name:<{WIDTH}}{command.purpose}" for name, command in self.commands.items()]
-        first, last = f"usage: {self.name} COMMAND [OPTIONS]", f"{self.name} COMMAND --help tells what a command takes."
+        first, last = (
+            f"usage: {self.name} COMMAND [OPTIONS]",
+            f"{self.name} COMMAND --help lists the options of a command.",
+        )
         return "\n".join([first, "", self.purpose, "", *listed, "", last])
+
+
+def with_options(message: str, by_config: bool = True) -> str:
+    """A message with its fields, which are in backticks, as command-line options.
+
+    Commands without a config have --root instead of --data.root.
+    """
+    if not by_config:
+        message = message.replace("`data.root`", "`root`")
+    return re.sub(r"`([a-z_]+(?:\.[a-z_]+)*)`", lambda field: f"--{field[1].replace('_', '-')}", message)

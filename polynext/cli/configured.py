@@ -1,8 +1,9 @@
-"""Commands that run by a config: a recipe's, a YAML file's or an interrupted run's, with options for its fields."""
+"""Commands with a config, from a recipe, a YAML file or an interrupted run, and an option for each of its fields."""
 
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,53 +12,53 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from polynext.cli.sentences import with_options
+from polynext.cli.commands import with_options
+from polynext.config import LoopConfig, read_config, to_yaml
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
-from polynext.training import Interrupted, Task, rehearse, run, to_yaml
-from polynext.training.config import read_config
+from polynext.training import Interrupted, Task, dry_run, run
 from polynext.training.stopping import termination_as_interrupt
 
-Config = TypeVar("Config")
+AnyLoopConfig = TypeVar("AnyLoopConfig", bound=LoopConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Generic[Config]):
-    """How to run, beside what to run.
+class Options(Generic[AnyLoopConfig]):
+    """How to run, besides the config.
 
     Attributes:
-        config: every field of the run.
+        config: the config of the run.
         out: folder of the run; runs/RECIPE-TIME by default.
-        resume: folder of an interrupted run, to go on with.
-        rehearse: go through all phases of the run in minutes and tell what it will take and what would go wrong.
-        profile: tell in the end where the time went.
-        print_config: show the resolved config as YAML and stop.
+        resume: folder of an interrupted run to resume.
+        dry_run: check all phases of the run in a few minutes, and estimate its memory, time and disk space.
+        profile: print the time that each part of a step took.
+        print_config: print the resolved config as YAML and stop.
     """
 
-    config: Annotated[Config, tyro.conf.arg(name="")]
+    config: Annotated[AnyLoopConfig, tyro.conf.arg(name="")]
     out: Path | None = None
     resume: Path | None = None
-    rehearse: bool = False
+    dry_run: bool = False
     profile: bool = False
     print_config: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfiguredCommand(Generic[Config]):
-    """A command that trains by a config.
+class ConfiguredCommand(Generic[AnyLoopConfig]):
+    """A command that trains.
 
     Attributes:
-        name: as it is called.
-        description: for --help.
-        recipe: the config of a name.
-        default: the recipe if none is named.
-        prefix: of a run's folder.
-        task: what such a run learns, from its config and processes.
+        name: its words on the command line.
+        description: its description in --help.
+        recipe: the function from a recipe's name to its config.
+        default: the name of the default recipe.
+        prefix: prefix of the run's folder.
+        task: the task of a config and its processes.
     """
 
     name: str
     description: str
-    recipe: Callable[[str], Config]
+    recipe: Callable[[str], AnyLoopConfig]
     default: str
     prefix: str = ""
     task: Callable[[Any, Processes], Task]
@@ -65,6 +66,10 @@ class ConfiguredCommand(Generic[Config]):
     def run(self, arguments: list[str]) -> int:
         """Trains, and returns the exit status."""
         named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+        if "--rehearse" in arguments:
+            warnings.warn("--rehearse is now --dry-run.", DeprecationWarning, stacklevel=2)
+            print(f"{self.name}: --rehearse is now --dry-run.", file=sys.stderr)
+            arguments = ["--dry-run" if argument == "--rehearse" else argument for argument in arguments]
         config = self.starting_config(named, resumed_folder(arguments))
         kind: Any = Options[type(config)]  # type: ignore[misc]
         default = Options(config=config)
@@ -77,23 +82,23 @@ class ConfiguredCommand(Generic[Config]):
         title = f"{self.prefix}{Path(named or self.default).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
             out = options.resume or options.out or Path("runs") / title
-            if options.rehearse:
-                return self.rehearse(options.config, out)
+            if options.dry_run:
+                return self.dry_run(options.config, out)
             run(partial(self.task, options.config), options.config, out, options.resume is not None, options.profile)
         except Interrupted as stop:
             print(f"{self.name}: {stop}", file=sys.stderr)
             return stop.exit_status
         return 0
 
-    def rehearse(self, config: Any, out: Path) -> int:
-        with termination_as_interrupt():  # so that nothing is left behind
-            report = rehearse(self.task, config, out, tell=partial(print, flush=True))
+    def dry_run(self, config: Any, out: Path) -> int:
+        with termination_as_interrupt():  # so that no file remains
+            report = dry_run(self.task, config, out, show=partial(print, flush=True))
         if int(os.environ.get("RANK", 0)) == 0:
             print(with_options(report.conclusion()))
         return 1 if report.problems else 0
 
-    def starting_config(self, named: str | None, resumed: Path | None) -> Config:
-        """What the options change."""
+    def starting_config(self, named: str | None, resumed: Path | None) -> AnyLoopConfig:
+        """The config before the options are applied."""
         kind = type(self.recipe(self.default))
         if resumed is not None:
             if named is not None:
@@ -107,7 +112,7 @@ class ConfiguredCommand(Generic[Config]):
 
 
 def resumed_folder(arguments: list[str]) -> Path | None:
-    """What --resume names; its config has to be known before the other options can be read."""
+    """The folder of --resume, whose config has the defaults of the other options."""
     for i, argument in enumerate(arguments):
         if argument == "--resume" and i + 1 < len(arguments):
             return Path(arguments[i + 1])

@@ -13,10 +13,9 @@ from polynext.runs import published_tag
 
 
 def main(source: Annotated[Path, tyro.conf.Positional], target: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Turn a checkpoint that the authors published into a safetensors file in our layout.
+    """Convert a published checkpoint of the authors to a safetensors file in our layout.
 
-    Every entry is checked: a missing, unexpected or misshapen one is an error. Of a training checkpoint the EMA
-    weights are taken.
+    Missing, unexpected or misshapen entries are an error. A training checkpoint gives its EMA weights.
 
     Args:
         source: the published file (.pt or .pth).
@@ -25,9 +24,9 @@ def main(source: Annotated[Path, tyro.conf.Positional], target: Annotated[Path, 
     if target.suffix != ".safetensors":
         raise PolyNeXtError(f"the target is {target}: give a name that ends in .safetensors.")
     if not target.parent.is_dir():
-        raise PolyNeXtError(f"there is no folder {target.parent}: make it first, or write elsewhere.")
+        raise PolyNeXtError(f"there is no folder {target.parent}: create it, or give another target.")
     weights = from_published(read_checkpoint(source))
     name = identify(weights)
-    about = {"model": name} | ({"tag": tag} if (tag := published_tag(name, source)) else {})
-    save_file({key: value.contiguous() for key, value in weights.items()}, target, metadata=about)
+    metadata = {"model": name} | ({"tag": tag} if (tag := published_tag(name, source)) else {})
+    save_file({key: value.contiguous() for key, value in weights.items()}, target, metadata=metadata)
     print(f"{target}: {name}, {count_parameters(model_for(name, weights)):,} parameters")

@@ -1,4 +1,4 @@
-"""`polynext encrypted`: a network that answers on ciphertexts, its client and its server."""
+"""`polynext encrypted`: clients and servers of encrypted inference."""
 
 import json as jsonlib
 import os
@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,122 +15,129 @@ import tyro
 from PIL.Image import Image
 
 from polynext.cli.commands import Command, Commands
-from polynext.cli.table import table
 from polynext.encrypted.client_spec import ClientSpec
-from polynext.encrypted.compiler.planner import Limits, Plan
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.cost import MEBIBYTE, mebibytes
 from polynext.errors import PolyNeXtError, require_at_least
+from polynext.extras import require
 from polynext.memory import peak_memory
-from polynext.preprocessing import Preprocessing, open_picture
+from polynext.preprocessing import open_picture
+from polynext.tables import table
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # commands of clients and servers import neither the compiler nor torch
+    from polynext.encrypted.compiler.demo import DemoResult
+    from polynext.encrypted.compiler.planner import Limits, Plan
     from polynext.runs import Run
 
-# Keys, requests and answers need no torch, and their commands do not import it: preparing does.
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """Limits of a plan. The networks that come with the package have limits of their own."""
+
+    memory: int | None = None
+    """Megabytes of memory for the server's process. Default: 2048; cifar10: 8192."""
+    key_memory: int | None = None
+    """Megabytes of rotation keys. Default: 300; digits: 100; cifar10: 1024."""
+    error: float | None = None
+    """Largest error of the logits, relative to the largest logit. Default: 0.001; digits: 0.002; cifar10: 0.01."""
+
+    def limits(self, network: str) -> "Limits":
+        """A network's limits, replaced by those that are given."""
+        from polynext.encrypted.compiler.planner import Limits
+        from polynext.encrypted.compiler.shipped import find_shipped
+
+        shipped = find_shipped(network)
+        own = Limits() if shipped is None else shipped.limits
+        return replace(
+            own,
+            memory=own.memory if self.memory is None else self.memory * MEBIBYTE,
+            keys=own.keys if self.key_memory is None else self.key_memory * MEBIBYTE,
+            error=own.error if self.error is None else self.error,
+        )
 
 
-def plan(
-    network: Annotated[str, tyro.conf.Positional],
-    images: int = 1,
-    memory: int | None = None,
-    key_memory: int | None = None,
-    error: float | None = None,
-    json: bool = False,
-) -> None:
-    """Tell what running a trained network encrypted takes on this machine: levels, operations, keys, memory, seconds.
+Network = Annotated[str, tyro.conf.Positional]
+LimitsArg = Annotated[LimitOptions, tyro.conf.OmitArgPrefixes]
+ImageFiles = Annotated[list[Path], tyro.conf.Positional]
+NO_LIMITS = LimitOptions()
+
+
+def plan(network: Network, images: int = 1, limits: LimitsArg = NO_LIMITS, json: bool = False) -> None:
+    """Estimate the cost of running a trained network encrypted on this machine, before any key is made.
 
     Args:
-        network: folder of a training run of a fully polynomial model, a file of its weights, or one of the networks in
-            the package: digits, cifar10.
-        images: how many go into one ciphertext.
-        memory: megabytes that the server's process may take: 2048, unless a network of the package needs more.
-        key_memory: megabytes that rotation keys may take: 300, unless a network of the package needs more.
-        error: how far logits may be off, in units of the largest: 0.001, and 0.01 for cifar10.
-        json: print JSON for programs.
+        network: run folder of a fully polynomial network, a file of its weights, or a shipped network: digits, cifar10.
+        images: images per ciphertext.
+        json: print JSON.
     """
     from polynext.encrypted.compiler.prepare import plan_run
 
-    made = plan_run(trained(network), images, limits(network, memory, key_memory, error))
+    made = plan_run(load_network(network), images, limits.limits(network))
     if json:
-        print(
-            jsonlib.dumps(
-                {
-                    "parameters": made.parameters.to_json(),
-                    "cost": {**made.cost.to_json(), "peak_bytes": made.cost.peak_bytes},
-                },
-                indent=2,
-            )
-        )
+        cost = {**made.cost.to_json(), "peak_bytes": made.cost.peak_bytes}
+        print(jsonlib.dumps({"parameters": made.parameters.to_json(), "cost": cost}, indent=2))
     else:
         print_cost(made)
 
 
 def prepare(
-    network: Annotated[str, tyro.conf.Positional],
+    network: Network,
     out: Path = Path("server"),
     images: int = 1,
-    memory: int | None = None,
-    key_memory: int | None = None,
-    error: float | None = None,
+    limits: LimitsArg = NO_LIMITS,
     samples: int = 0,
 ) -> None:
-    """The server's first step: turn a trained network into a folder that can answer, and an offer for clients.
+    """Server: compile a trained network into a server folder, with a client spec for clients.
 
     Args:
-        network: folder of a training run of a fully polynomial model, a file of its weights, or one of the networks in
-            the package: digits, cifar10.
-        out: the server's folder; its client_spec.json is for clients and holds no weights.
-        images: how many go into one ciphertext.
-        memory: megabytes that the server's process may take: 2048, unless a network of the package needs more.
-        key_memory: megabytes that rotation keys may take: 300, unless a network of the package needs more.
-        error: how far logits may be off, in units of the largest: 0.001, and 0.01 for cifar10.
-        samples: so many test pictures go along, for everybody who opens the service's page to try.
+        network: run folder of a fully polynomial network, a file of its weights, or a shipped network: digits, cifar10.
+        out: server folder. Its client_spec.json is for clients and contains no weights.
+        images: images per ciphertext.
+        samples: number of test images to copy. Everybody who opens the service's page can see and try them.
     """
     from polynext.encrypted.compiler.prepare import prepare as prepare_server
 
-    print_cost(prepare_server(trained(network), out, images, limits(network, memory, key_memory, error), samples))
+    print_cost(prepare_server(load_network(network), out, images, limits.limits(network), samples))
     print(f"\n{out / 'client_spec.json'} is for clients.")
 
 
 def keygen(spec: Annotated[Path, tyro.conf.Positional], out: Path = Path("client")) -> None:
-    """The client's first step: make keys for a server's offer.
+    """Client: make keys for a client spec.
 
     Args:
         spec: the server's client_spec.json.
-        out: the client's folder. secret.key stays there; evaluation.keys is for the server.
+        out: client folder. secret.key stays there; evaluation.keys is for the server.
     """
     from polynext.encrypted.client import EVALUATION, SECRET, Client
 
     start = time.perf_counter()
     Client.keygen(ClientSpec.load(spec), out)
     size = (out / EVALUATION).stat().st_size
-    print(f"{out / SECRET} stays with you; send {out / EVALUATION} ({mebibytes(size)}) to the server.")
+    print(f"Keep {out / SECRET} to yourself; send {out / EVALUATION} ({mebibytes(size)}) to the server.")
     print(f"{time.perf_counter() - start:.1f} s")
 
 
 def encrypt(
-    images: Annotated[list[Path], tyro.conf.Positional] = [],  # noqa: B006  (tyro reads it as "none")
+    images: ImageFiles = [],  # noqa: B006  (tyro reads it as "none")
     client: Path = Path("client"),
     out: Path = Path("request.enc"),
     digits: int = 0,
 ) -> None:
-    """Encrypt images into a request.
+    """Client: encrypt images into a request.
 
     Args:
-        images: image files; they are resized to what the network takes.
-        client: the client's folder.
-        out: the request to send to the server.
-        digits: encrypt the first so many of the embedded test digits instead of files.
+        images: image files, which are resized for the network.
+        client: client folder.
+        out: request for the server.
+        digits: encrypt this many of the embedded test digits instead of files.
     """
     from polynext.encrypted.client import Client
 
-    require_at_least(0, digits=digits)
-    if bool(images) == bool(digits):
-        raise PolyNeXtError("give image files to encrypt, or --digits with how many embedded test digits.")
-    mine = Client.load(client)
-    prepared = prepared_pictures(images, digits, mine.spec.preprocessing)
-    mine.write_request(prepared, out)
+    check_inputs(images, digits)
+    loaded = Client.load(client)
+    opened = test_digits(digits) if digits else [open_picture(path) for path in images]
+    prepared = np.stack([loaded.spec.preprocessing(image).astype(np.float64) for image in opened])
+    loaded.write_request(prepared, out)
     print(f"{out}: {len(prepared)} images in {mebibytes(out.stat().st_size)}")
 
 
@@ -141,14 +148,14 @@ def answer(
     out: Path = Path("answer.enc"),
     processes: int = 1,
 ) -> None:
-    """Answer a request without being able to read it.
+    """Server: compute on a request, without being able to read it.
 
     Args:
-        request: what a client's `encrypt` wrote.
+        request: a client's request.
         keys: the client's evaluation.keys.
-        server: the server's folder.
-        out: the answer to send back.
-        processes: how many, each on a core: they work on several ciphertexts at a time, or share the only one.
+        server: server folder.
+        out: answer for the client.
+        processes: number of processes. They compute several ciphertexts at a time, or share one.
     """
     require_at_least(1, processes=processes)
     from polynext.encrypted.server import Server
@@ -165,33 +172,24 @@ def answer(
 
 
 def decrypt(reply: Annotated[Path, tyro.conf.Positional], client: Path = Path("client"), json: bool = False) -> None:
-    """Decrypt an answer: a class for each image.
+    """Client: decrypt an answer, and print the class of each image.
 
     Args:
-        reply: what the server's `run` wrote.
-        client: the client's folder.
+        reply: the server's answer.
+        client: client folder.
         json: print JSON with all logits.
     """
     from polynext.encrypted.client import Client, OutOfRangeError
 
-    mine, refused = Client.load(client), None
+    loaded, out_of_range = Client.load(client), None
     try:
-        logits = mine.read_answer(reply)
-    except OutOfRangeError as error:  # the other images have their answers all the same
-        logits, refused = error.logits, error
-    print_answers([None if np.isnan(row).any() else mine.spec.classes[row.argmax()] for row in logits], logits, json)
-    if refused is not None:
-        raise refused
-
-
-def print_answers(names: Sequence[str | None], logits: np.ndarray, json: bool) -> None:
-    """`None` is the class of an image that has no answer."""
-    answers = [(name, row if name is not None else None) for name, row in zip(names, logits, strict=True)]
-    if json:
-        print(jsonlib.dumps([{"class": n, "logits": None if row is None else row.tolist()} for n, row in answers]))
-        return
-    rows = [(str(i), n or "-", "-" if row is None else f"{row.max():.3f}") for i, (n, row) in enumerate(answers)]
-    print(table(("image", "class", "logit"), rows, left=(1,)))
+        logits = loaded.read_answer(reply)
+    except OutOfRangeError as error:  # print the other images' classes first
+        logits, out_of_range = error.logits, error
+    classes = loaded.spec.classes
+    print_answers([None if np.isnan(row).any() else classes[row.argmax()] for row in logits], logits, json)
+    if out_of_range is not None:
+        raise out_of_range
 
 
 def serve(
@@ -209,147 +207,139 @@ def serve(
     tokens: Path | None = None,
     cluster: str | None = None,
 ) -> None:
-    """Answer encrypted images over HTTP. Without arguments it offers the embedded digits network.
+    """Server: serve networks over HTTP; the embedded digits network by default.
 
     Args:
-        prepared: folders that `polynext encrypted prepare` wrote, each offered under its own name, or networks of the
-            package: digits, cifar10.
-        host: the address to listen at; leave it to a TLS proxy to listen for others.
-        port: 0 takes a free one.
-        data: folder for keys, jobs and answers, which survive a restart; one in the user's data folder by default.
-        workers: ciphertexts to work on at a time; one for each core by default.
-        queue: jobs that may wait.
-        jobs: open jobs of one client.
-        keys: key sets of one client.
-        key_memory: megabytes for keys that are loaded.
-        key_days: how long keys are kept unused.
-        answer_minutes: how long an answer can be fetched.
-        tokens: TOML file with a table for each client, [NAME] and token = "..."; nobody else is answered then.
-        cluster: run the workers on the Ray cluster at this address; "auto" finds one, "local" starts one here.
+        prepared: server folders, each served under the folder's name, or shipped networks: digits, cifar10.
+        host: address to listen on. Use a TLS proxy to serve other machines.
+        port: port to listen on; 0 chooses a free one.
+        data: folder for keys, jobs and answers, which survive a restart; by default in the user's data folder.
+        workers: ciphertexts to compute at a time; by default one per core.
+        queue: most jobs that may wait.
+        jobs: most open jobs of one client.
+        keys: most key sets of one client.
+        key_memory: megabytes of memory for loaded keys.
+        key_days: days that unused keys are kept.
+        answer_minutes: minutes that an answer is kept.
+        tokens: TOML file with a table [NAME] and token = "..." for each client; others are refused.
+        cluster: address of a Ray cluster for the workers; "auto" finds one, "local" starts one here.
     """
     import platformdirs
 
+    from polynext.distributed import cores
     from polynext.service import Settings, Tokens, load_networks
     from polynext.service import serve as serve_networks
 
-    folders = [prepared_folder(name) for name in prepared or ["digits"]]
+    folders = [server_folder(name) for name in prepared or ["digits"]]
     settings = Settings(
         queue=queue,
         jobs=jobs,
         keys=keys,
-        workers=workers or len(os.sched_getaffinity(0)),
+        workers=workers or cores(),
         key_memory=key_memory * MEBIBYTE,
         keys_seconds=key_days * 24 * 3600,
         answer_seconds=answer_minutes * 60,
     )
     allowed = None if tokens is None else Tokens.load(tokens, settings)
-    place = data or platformdirs.user_data_path("polynext") / "service"
-    serve_networks(load_networks(folders), place, host, port, settings, allowed, cluster)
-
-
-def prepared_folder(name: str) -> Path:
-    """A server's folder, or the one of a network of the package."""
-    from polynext.encrypted.compiler.shipped import find_shipped, shipped_server
-
-    shipped = find_shipped(name)
-    if shipped is None:
-        return Path(name)
-    print(f"Preparing the {name} network of the package: the first time up to a minute.", file=sys.stderr)
-    return shipped_server(shipped)
+    data = data or platformdirs.user_data_path("polynext") / "service"
+    serve_networks(load_networks(folders), data, host, port, settings, allowed, cluster)
 
 
 def ask(
     url: Annotated[str, tyro.conf.Positional],
-    images: Annotated[list[Path], tyro.conf.Positional] = [],  # noqa: B006  (tyro reads it as "none")
+    images: ImageFiles = [],  # noqa: B006  (tyro reads it as "none")
     network: str | None = None,
     keys: Path | None = None,
     token: str | None = None,
     digits: int = 0,
     timeout: float = 600.0,
     json: bool = False,
+    offer: str | None = None,
 ) -> None:
-    """Ask a service about images that it cannot see. Keys are made, kept and sent as needed.
+    """Client: classify images with a service that cannot see them. Keys are made and sent if needed.
 
     Args:
-        url: where the service is, such as http://127.0.0.1:8000.
-        images: image files; they are resized to what the network takes.
-        network: which of the service's networks to ask, if it has several.
-        keys: folder for the keys; one in the user's data folder by default.
-        token: if the service wants one; the environment variable POLYNEXT_TOKEN will do as well.
-        digits: ask about the first so many of the embedded test digits instead of files.
+        url: address of the service, such as http://127.0.0.1:8000.
+        images: image files, which are resized for the network.
+        network: name of the network, if the service has several.
+        keys: folder for the keys; by default in the user's data folder.
+        token: token for the service; by default the environment variable POLYNEXT_TOKEN.
+        digits: classify this many of the embedded test digits instead of files.
         timeout: seconds after which to give up.
         json: print JSON with all logits.
+        offer: deprecated name of --network.
     """
     from polynext.encrypted.remote import connect
 
-    require_at_least(0, digits=digits)
-    if bool(images) == bool(digits):
-        raise PolyNeXtError("give image files to ask about, or --digits with how many embedded test digits.")
-    client = connect(url, network, keys, token or os.environ.get("POLYNEXT_TOKEN"), timeout)
-    answer = client.predict(test_digits(digits) if digits else images)
-    print_answers(answer.labels, answer.logits, json)
+    if offer is not None:
+        print("polynext encrypted ask: --offer is now --network", file=sys.stderr)
+    check_inputs(images, digits)
+    token = token or os.environ.get("POLYNEXT_TOKEN")
+    client = connect(url, network or offer, keys, token, timeout=timeout)
+    prediction = client.predict(test_digits(digits) if digits else images)
+    print_answers(prediction.labels, prediction.logits, json)
 
 
 def demo(
-    network: Annotated[str, tyro.conf.Positional] = "digits",
+    network: Network = "digits",
     images: int = 4,
     packed: int = 1,
     out: Path = Path("encrypted-demo"),
-    memory: int | None = None,
-    key_memory: int | None = None,
-    error: float | None = None,
+    limits: LimitsArg = NO_LIMITS,
 ) -> None:
-    """Encrypt test images, answer them encrypted, and compare with the network in the clear.
+    """Encrypt test images, compute on them, decrypt, and compare with the network in the clear.
 
     Args:
-        network: digits or cifar10, which come with the package, or the run folder of a fully polynomial network.
-        images: how many test images.
-        packed: how many of them go into one ciphertext.
-        out: folder for the client's and the server's files and the picture.
-        memory: megabytes that the server's process may take: 2048, unless a network of the package needs more.
-        key_memory: megabytes that rotation keys may take: 300, unless a network of the package needs more.
-        error: how far logits may be off, in units of the largest: 0.001, and 0.01 for cifar10.
+        network: a shipped network, digits or cifar10, or the run folder of a fully polynomial network.
+        images: number of test images.
+        packed: images per ciphertext.
+        out: folder for the client's and the server's files and the figure.
     """
-    from polynext.cli.encrypted_demo import demonstrate, make_folders
+    from polynext.encrypted.compiler.demo import draw_demo, make_demo_folders, run_demo
     from polynext.encrypted.compiler.prepare import prepare
     from polynext.encrypted.compiler.shipped import find_shipped, shipped_server
+    from polynext.encrypted.server import load_client_spec
 
     require_at_least(1, images=images, packed=packed)
-    make_folders(out)
-    run, server, shipped = trained(network), out / "server", find_shipped(network)
-    if shipped is not None and packed == 1 and memory is key_memory is error is None:
+    require("train", "matplotlib")
+    make_demo_folders(out)
+    run, server, shipped = load_network(network), out / "server", find_shipped(network)
+    if shipped is not None and packed == 1 and limits == NO_LIMITS:
         shutil.copytree(shipped_server(shipped), server, dirs_exist_ok=True)
     else:
-        prepare(run, server, packed, limits(network, memory, key_memory, error))
-    demonstrate(run, server, images, out)
+        prepare(run, server, packed, limits.limits(network))
+    spec = load_client_spec(server)
+    print_cost(spec)
+    result = run_demo(run, images, out)
+    print_demo(result, spec)
+    draw_demo(result, out / "demo.png")
+    print(f"{out / 'demo.png'} shows the first image.")
 
 
-def trained(network: str) -> "Run":
-    """A network of the package by its short name, or any other that is on the disk."""
+def load_network(name: str) -> "Run":
+    """A shipped network, or one on disk."""
     from polynext.encrypted.compiler.shipped import find_shipped
     from polynext.runs import load_run
 
-    shipped = find_shipped(network)
-    return load_run(network) if shipped is None else shipped.load()
+    shipped = find_shipped(name)
+    return load_run(name) if shipped is None else shipped.load()
 
 
-def limits(network: str, memory: int | None, key_memory: int | None, error: float | None) -> Limits:
-    """A network's own, or everybody's, but for those that were given."""
-    from polynext.encrypted.compiler.shipped import find_shipped
+def server_folder(name: str) -> Path:
+    """A server folder on disk, or that of a shipped network."""
+    from polynext.encrypted.compiler.shipped import find_shipped, shipped_server
 
-    shipped = find_shipped(network)
-    own = Limits() if shipped is None else shipped.limits
-    return replace(
-        own,
-        memory=own.memory if memory is None else memory * MEBIBYTE,
-        keys=own.keys if key_memory is None else key_memory * MEBIBYTE,
-        error=own.error if error is None else error,
-    )
+    shipped = find_shipped(name)
+    if shipped is None:
+        return Path(name)
+    print(f"Preparing the shipped network {name}, which takes up to a minute the first time.", file=sys.stderr)
+    return shipped_server(shipped)
 
 
-def prepared_pictures(paths: list[Path], digits: int, preprocessing: Preprocessing) -> np.ndarray:
-    pictures = test_digits(digits) if digits else [open_picture(path) for path in paths]
-    return np.stack([preprocessing(picture).astype(np.float64) for picture in pictures])
+def check_inputs(images: Sequence[Path], digits: int) -> None:
+    require_at_least(0, digits=digits)
+    if bool(images) == bool(digits):
+        raise PolyNeXtError("give image files, or --digits with a number of embedded test digits.")
 
 
 def test_digits(count: int) -> list[Image]:
@@ -360,15 +350,43 @@ def test_digits(count: int) -> list[Image]:
     return [examples.image(i) for i in range(min(count, len(examples)))]
 
 
-def print_cost(made: Plan | ClientSpec) -> None:
-    print(table(("encrypted inference", ""), cost_rows(made)))
+def print_answers(names: Sequence[str | None], logits: np.ndarray, json: bool) -> None:
+    """Print classes and logits. The class None is an image without an answer."""
+    answers = [(name, None if name is None else row) for name, row in zip(names, logits, strict=True)]
+    if json:
+        print(jsonlib.dumps([{"class": n, "logits": None if row is None else row.tolist()} for n, row in answers]))
+        return
+    rows = [(str(i), n or "-", "-" if row is None else f"{row.max():.3f}") for i, (n, row) in enumerate(answers)]
+    print(table(("image", "class", "logit"), rows, left=(1,)))
 
 
-def cost_rows(made: Plan | ClientSpec) -> list[tuple[str, str]]:
-    cost, parameters = made.cost, made.parameters
-    images, backend = made.images, get_backend(made.backend)
-    return [
-        ("images in a ciphertext", str(images)),
+def print_demo(result: "DemoResult", spec: ClientSpec) -> None:
+    classes = result.classes
+    rows = [
+        (
+            str(number),
+            classes[image.label],
+            classes[int(image.clear.argmax())],
+            classes[int(image.encrypted.argmax())],
+            f"{image.error:.1e}",
+            f"{image.error / np.abs(image.clear).max():.1e}",
+            f"{image.seconds:.2f}",
+        )
+        for number, image in enumerate(result.images)
+    ]
+    header = ("image", "label", "clear", "encrypted", "largest error", "of largest logit", "seconds")
+    print("\n" + table(header, rows, left=()))
+    print(
+        f"\n{np.median(result.seconds):.2f} s per ciphertext (median of {len(result.seconds)}), predicted "
+        f"{spec.cost.seconds:.2f} s. The server took {mebibytes(result.memory)} of memory, predicted "
+        f"{mebibytes(spec.cost.peak_bytes)}."
+    )
+
+
+def print_cost(made: "Plan | ClientSpec") -> None:
+    cost, parameters, images, backend = made.cost, made.parameters, made.images, get_backend(made.backend)
+    rows = [
+        ("images per ciphertext", str(images)),
         ("ring degree", f"2^{parameters.ring_degree.bit_length() - 1}"),
         ("modulus", f"{parameters.modulus_bits} bits in {len(parameters.prime_bits)} primes"),
         ("security", f"{backend.security.bits} bits" if backend.encrypts else "none: nothing is encrypted"),
@@ -379,15 +397,16 @@ def cost_rows(made: Plan | ClientSpec) -> list[tuple[str, str]]:
         ("rotation keys", f"{cost.rotation_keys}, {mebibytes(cost.rotation_keys * parameters.key_bytes)}"),
         ("encoded weights", mebibytes(cost.plaintext_bytes)),
         ("ciphertexts at most", mebibytes(cost.ciphertext_bytes)),
-        ("the server's memory", mebibytes(cost.peak_bytes)),
+        ("server memory", mebibytes(cost.peak_bytes)),
         ("predicted on one core", seconds(cost.seconds, images)),
-        ("and on two", seconds(cost.seconds_on_two_cores, images)),
-        ("logits off by at most", f"{cost.error:.0e} of the largest, which changes {cost.flips:.2%} of predictions"),
+        ("predicted on two cores", seconds(cost.seconds_on_two_cores, images)),
+        ("largest error of logits", f"{cost.error:.0e} of the largest, which changes {cost.flips:.2%} of predictions"),
     ]
+    print(table(("encrypted inference", ""), rows))
 
 
 def seconds(ciphertext: float, images: int) -> str:
-    return f"{ciphertext:.2f} s" + (f", {ciphertext / images:.2f} s an image" if images > 1 else "")
+    return f"{ciphertext:.2f} s" + (f", {ciphertext / images:.2f} s per image" if images > 1 else "")
 
 
 HERE = "polynext.cli.encrypted"
@@ -395,15 +414,15 @@ commands = Commands(
     "polynext encrypted",
     "Run a fully polynomial network on encrypted images.",
     {
-        "demo": Command("everything below on digits or photographs of the package, with a picture", f"{HERE}:demo"),
+        "demo": Command("all steps below, on test images of a shipped network, with a figure", f"{HERE}:demo"),
         "design": Command("networks for photographs: what each takes encrypted, and learns", f"{HERE}_design:main"),
-        "plan": Command("what a trained network takes encrypted, before any key is made", f"{HERE}:plan"),
-        "prepare": Command("server: make a trained network ready, and an offer for clients", f"{HERE}:prepare"),
-        "keygen": Command("client: make keys for an offer", f"{HERE}:keygen"),
+        "plan": Command("estimate what a trained network costs encrypted", f"{HERE}:plan"),
+        "prepare": Command("server: compile a trained network, and write a client spec", f"{HERE}:prepare"),
+        "keygen": Command("client: make keys for a client spec", f"{HERE}:keygen"),
         "encrypt": Command("client: encrypt images into a request", f"{HERE}:encrypt"),
-        "run": Command("server: answer a request", f"{HERE}:answer"),
+        "run": Command("server: compute on a request", f"{HERE}:answer"),
         "decrypt": Command("client: decrypt an answer", f"{HERE}:decrypt"),
-        "serve": Command("server: answer over HTTP; the embedded digits without arguments", f"{HERE}:serve"),
-        "ask": Command("client: ask a service about images", f"{HERE}:ask"),
+        "serve": Command("server: serve networks over HTTP; by default the embedded digits", f"{HERE}:serve"),
+        "ask": Command("client: classify images with a service", f"{HERE}:ask"),
     },
 )

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from polynext.cli.table import table
 from polynext.distributed import processes
 from polynext.evaluation import evaluate
 from polynext.evaluation.corruptions import SEVERITIES
 from polynext.files import require_place, write_atomically
 from polynext.runs import Run, load_run
+from polynext.tables import table
 
 
 def main(
@@ -27,25 +27,24 @@ def main(
     out: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Measure how often a network is right, and show the paper's figure beside it.
+    """Measure the accuracy of a network, and show the paper's beside it.
 
-    Works for our models and for any of timm's; for several processes, under torchrun. Sets ending in -c are corrupted
-    in 15 ways at 5 severities: imagenet-c from its files, with the mCE; the others on the fly by our own corruptions,
-    whose figures are not comparable with the released ImageNet-C. An interrupted evaluation of such a set goes on where
-    it was.
+    The network is a model of polynext or timm; torchrun starts several processes. Sets that end in -c have 15
+    corruptions at 5 severities: imagenet-c from its files, with the mCE, and others on the fly, which is not comparable
+    with the released ImageNet-C. The same command resumes an interrupted evaluation of such a set.
 
     Args:
-        network: folder of a training run, a file of weights, or a model's name.
+        network: folder of a training run, a weights file, or a model's name.
         data: digits, cifar10, svhn, tiny-imagenet, folder, webdataset, imagenet, imagenet-real, imagenet-v2,
-            imagenet-a, imagenet-r, imagenet-sketch, imagenet-c, or digits-c, cifar10-c and so on; what the network was
-            trained on by default.
+            imagenet-a, imagenet-r, imagenet-sketch, imagenet-c, or digits-c, cifar10-c and so on; by default the data
+            that the network was trained on.
         root: folder of the data, or a .npz file.
-        checkpoint: weights, ours or published; a run's best by default.
-        pretrained: fetch the published weights of the model instead.
+        checkpoint: weights file; by default the best weights of a run.
+        pretrained: use the published weights of the model.
         batch_size: images at a time; the result does not depend on it.
-        workers: processes that prepare images.
+        workers: worker processes that prepare images.
         per_class: show the accuracy of every class.
-        out: the JSON file to write; beside the checkpoint, or in runs/evaluate without one, by default.
+        out: JSON file to write; by default beside the checkpoint, or in runs/evaluate without one.
         json: print the JSON instead of a table.
     """
     with processes() as group:
@@ -76,7 +75,7 @@ def show(record: dict[str, Any], per_class: bool, target: Path) -> None:
     print(f"{record['model']} ({record['weights']} weights) on {record['data']}\n")
     of = record["published_of"]
     if record["published"] is None and of and "." in of:
-        print(f"The paper's figure is of other weights, {of}: give that name, and --pretrained.\n")
+        print(f"The paper's accuracy is that of other weights: give {of} and --pretrained.\n")
     if "corruptions" in record:
         show_corruptions(record, published)
     else:
@@ -100,4 +99,4 @@ def show_corruptions(record: dict[str, Any], published: str) -> None:
     if "mce" in record:
         print(f"mCE {record['mce']:.2f}, paper {published}")
     else:
-        print("Our own corruptions: not comparable with the released ImageNet-C.")
+        print("Corrupted on the fly: not comparable with the released ImageNet-C.")

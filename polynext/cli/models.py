@@ -12,20 +12,19 @@ import timm
 import tyro
 from tqdm import tqdm
 
-from polynext.cli.table import gigamacs, table
 from polynext.errors import PolyNeXtError
-from polynext.experiments.speed.figures import draw
 from polynext.models import list_models
 from polynext.models.costs import count_macs, count_parameters
 from polynext.models.registry import KINDS, Kind
 from polynext.paper import accuracies
+from polynext.tables import gigamacs, table
 
 CLEAN_DATA = ("imagenet", "cifar10", "svhn", "tiny-imagenet")
 
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """What there is to know of a model without running it."""
+    """The properties of a model that are known without running it."""
 
     name: str
     parameters: int
@@ -43,52 +42,45 @@ class ModelSummary:
 def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False, plot: Path | None = None) -> None:
     """List the models: parameters, multiply-accumulates, available weights, published accuracy, depth and degree.
 
-    Activation-free models have no activation functions. The fully polynomial ones have no LayerNorm either, so that
-    their inference is additions and multiplications only. Polynomial mixers are ours in a network of others, which has
-    activations elsewhere. Degrees are of the whole network as a polynomial of the image, norms aside.
+    Activation-free models have no activation functions. Fully polynomial models have no LayerNorm either: their
+    inference is additions and multiplications only. Models with polynomial mixers keep the activation functions of
+    their other parts. The degree is that of the whole network as a polynomial of the image, without norms.
 
     Args:
-        pattern: which models, as in 'apolynext_*', '*_bn' or 'monet*'.
-        json: print JSON for programs.
-        plot: draw the paper's scaling figure, accuracy against parameters and FLOPs, to this file.
+        pattern: names of models, such as 'apolynext_*', '*_bn' or 'monet*'.
+        json: print JSON.
+        plot: also draw the paper's scaling figure, accuracy against parameters and FLOPs, to this file.
     """
     if plot:
-        draw(plot)
+        from polynext.experiments.report import save_figure
+        from polynext.experiments.speed.figures import draw
+
+        save_figure(draw(), plot)
     names = fnmatch.filter(list_models(), pattern)
     if not names:
-        raise PolyNeXtError(f"no model is named like {pattern!r}: try '*tiny*' or '*_bn'.")
+        raise PolyNeXtError(f"no model matches {pattern!r}: try '*tiny*' or '*_bn'.")
     summaries = [summarise(name) for name in tqdm(names, unit="model", leave=False, disable=None)]
     if json:
         print(jsonlib.dumps([dataclasses.asdict(s) for s in summaries], indent=2))
         return
-    rows = [
-        (
-            s.name,
-            f"{s.parameters:,}",
-            gigamacs(s.macs),
-            "x".join(map(str, s.input_size)),
-            ", ".join(s.weights) or "-",
-            (s.weights and s.license) or "-",
-            ", ".join(f"{top1} {data}" for data, top1 in s.published_top1.items()) or "-",
-            s.kind,
-            "-" if s.layers is None else str(s.layers),
-            "-" if s.log2_degree is None else f"2^{s.log2_degree:.4g}",
-        )
-        for s in summaries
-    ]
-    header = (
-        "model",
-        "parameters",
-        "GMACs",
-        "input",
-        "weights",
-        "licence",
-        "published top-1 (%)",
-        "kind",
-        "layers",
-        "degree",
-    )
-    print(table(header, rows, left=(0, 4, 5, 6, 7)))
+    columns = list(table_row(summaries[0]))
+    print(table(columns, [list(table_row(s).values()) for s in summaries], left=(0, 4, 5, 6, 7)))
+
+
+def table_row(s: ModelSummary) -> dict[str, str]:
+    """The cells of a model's row by their columns."""
+    return {
+        "model": s.name,
+        "parameters": f"{s.parameters:,}",
+        "GMACs": gigamacs(s.macs),
+        "input": "x".join(map(str, s.input_size)),
+        "weights": ", ".join(s.weights) or "-",
+        "licence": (s.weights and s.license) or "-",
+        "published top-1 (%)": ", ".join(f"{top1} {data}" for data, top1 in s.published_top1.items()) or "-",
+        "kind": s.kind,
+        "layers": "-" if s.layers is None else str(s.layers),
+        "degree": "-" if s.log2_degree is None else f"2^{s.log2_degree:.4g}",
+    }
 
 
 def summarise(name: str) -> ModelSummary:
@@ -111,6 +103,6 @@ def summarise(name: str) -> ModelSummary:
 
 @functools.cache
 def macs_of(name: str) -> int:
-    """Cached, because a fully polynomial model has the convolutions and matrix products of its LayerNorm twin."""
+    """Cached: a fully polynomial model has the same convolutions and matrix products as the one with LayerNorm."""
     model = timm.create_model(name, device="meta")
     return count_macs(model, model.pretrained_cfg["input_size"])

@@ -23,31 +23,31 @@ def main(
     top: int = 5,
     json: bool = False,
 ) -> int:
-    """Tell what is in images: the most likely classes of each. The exit status is 1 if some image could not be read.
+    """Classify images: print the most likely classes of each. The exit status is 1 if an image could not be read.
 
     Args:
-        network: folder of a training run, a file of weights, or a model's name.
+        network: folder of a training run, a weights file, or a model's name.
         images: image files, folders of them, or - for one image from standard input.
-        checkpoint: weights, ours or published; a run's best by default.
-        pretrained: fetch the published weights of the model instead.
-        top: how many classes to show.
-        json: print one JSON object a line.
+        checkpoint: weights file; by default the best weights of a run.
+        pretrained: use the published weights of the model.
+        top: number of classes to print.
+        json: print a line of JSON for each image.
     """
     require_at_least(1, top=top)
     run = load_run(network, checkpoint, pretrained)
     if run.weights == "untrained":
         raise PolyNeXtError(
-            f"{network} is untrained as it is: give `checkpoint`, `pretrained` or the folder of a training run."
+            f"{network} has no trained weights: give `checkpoint`, `pretrained` or the folder of a training run."
         )
     status = 0
     for path in image_files(images):
         try:
-            picture = open_image(path)
+            image = open_image(path)
         except PolyNeXtError as error:
             print(f"polynext predict: {error}", file=sys.stderr)
             status = 1
             continue
-        guesses = run.classify(picture)[:top]
+        guesses = run.classify(image)[:top]
         if json:
             print(jsonlib.dumps({"image": path, "classes": [{"class": n, "probability": p} for n, p in guesses]}))
         else:
@@ -56,7 +56,7 @@ def main(
 
 
 def image_files(given: list[str]) -> Iterator[str]:
-    """Files as they are, and the images in folders."""
+    """The given files, and the images in the given folders."""
     for name in given:
         path = Path(name)
         if name != "-" and path.is_dir():

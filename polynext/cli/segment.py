@@ -12,11 +12,9 @@ from PIL import Image
 from polynext import paper
 from polynext.cli.commands import Command, Commands
 from polynext.cli.configured import ConfiguredCommand
-from polynext.cli.table import table
 from polynext.distributed import alone, processes
-from polynext.errors import PolyNeXtError, require_at_least
+from polynext.errors import PolyNeXtError, preview, require_at_least
 from polynext.models.costs import count_macs, count_parameters
-from polynext.models.published import some
 from polynext.preprocessing import open_picture
 from polynext.segmentation.checkpoints import fetch_segmentation_weights
 from polynext.segmentation.data import load_pairs
@@ -27,13 +25,14 @@ from polynext.segmentation.sliding import predict
 from polynext.segmentation.task import Segmentation, evaluate
 from polynext.segmentation.transforms import TestTransform
 from polynext.segmentation.upernet import UPerNet
+from polynext.tables import table
 
 DEFAULT = "ade20k"
 
 TRAIN = f"""Train UPerNet by a recipe: `polynext segment train [RECIPE] [OPTIONS]`.
 
-RECIPE is one of {", ".join(RECIPES)}, or a YAML file that an earlier run wrote; {DEFAULT} without one. Every field of
-the config below can be set. Several processes: `torchrun --nproc-per-node N -m polynext segment train ...`."""
+RECIPE is one of {", ".join(RECIPES)}, or the YAML file of an earlier run; {DEFAULT} by default. The options set fields
+of the config. Several processes: `torchrun --nproc-per-node N -m polynext segment train ...`."""
 
 
 training = ConfiguredCommand(
@@ -48,7 +47,7 @@ training = ConfiguredCommand(
 
 def chosen_weights(network: str, checkpoint: Path | None, pretrained: bool) -> Path | None:
     if checkpoint is not None and pretrained:
-        raise PolyNeXtError("both --checkpoint and --pretrained were given: the weights can be of one only.")
+        raise PolyNeXtError("both --checkpoint and --pretrained were given: give one of them.")
     return fetch_segmentation_weights(network) if pretrained else checkpoint
 
 
@@ -59,14 +58,14 @@ def evaluate_run(
     root: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Measure a trained network: mIoU over all validation images, beside the paper's, and the figure of each class.
+    """Evaluate a trained network on all validation images: mIoU, the paper's mIoU, and the IoU of each class.
 
     Args:
-        network: folder of a segmentation run, or the recipe of published weights.
+        network: folder of a segmentation run, or a recipe with published weights.
         checkpoint: weights, ours or published; the run's best by default.
-        pretrained: fetch the published weights of a recipe.
+        pretrained: download the published weights of a recipe.
         root: folder of the data; the run's by default.
-        json: print JSON instead of a table. A run's folder gets it as evaluation.json.
+        json: print JSON instead of a table. It is also written to evaluation.json in a run's folder.
     """
     checkpoint = chosen_weights(network, checkpoint, pretrained)
     config, model, classes = load_segmentation_run(network, checkpoint)
@@ -76,8 +75,8 @@ def evaluate_run(
         pairs = load_pairs(config.data, "val")
         if pairs.classes != classes:
             raise PolyNeXtError(
-                f"{config.data.root} has {len(pairs.classes)} classes ({some(pairs.classes, 3)}) and the network "
-                f"{len(classes)} ({some(classes, 3)}): evaluate it on data of its own classes."
+                f"{config.data.root} has {len(pairs.classes)} classes ({preview(pairs.classes, 3)}) and the network "
+                f"{len(classes)} ({preview(classes, 3)}): evaluate it on data of its own classes."
             )
         scores = evaluate(model.to(group.device), pairs, config, group, shown=group.first)
         if not group.first:
@@ -92,7 +91,7 @@ def evaluate_run(
     rows = [(name, "-" if iou != iou else f"{iou:.2f}") for name, iou in zip(classes, scores.iou, strict=True)]
     print(table(("class", "IoU (%)"), rows))
     beside = "" if published is None else f" (paper: {published:.1f})"
-    print(f"\n{scores.images} images: mIoU {scores.miou:.2f}{beside}, {scores.accuracy:.2f}% of pixels right")
+    print(f"\n{scores.images} images: mIoU {scores.miou:.2f}{beside}, pixel accuracy {scores.accuracy:.2f}%")
 
 
 def predict_images(
@@ -104,21 +103,21 @@ def predict_images(
     strength: float = 0.55,
     labels: bool = False,
 ) -> None:
-    """Colour images by what is in them: an overlay with a legend for each.
+    """Segment images: write each with its classes in colour and a legend.
 
     Args:
-        network: folder of a segmentation run, or the recipe of published weights.
+        network: folder of a segmentation run, or a recipe with published weights.
         images: image files.
         checkpoint: weights, ours or published; the run's best by default.
-        pretrained: fetch the published weights of a recipe.
-        out: folder for the pictures.
-        strength: of the colours, from 0 to 1.
-        labels: write NAME.labels.png too, with each pixel's class by number.
+        pretrained: download the published weights of a recipe.
+        out: folder for the results.
+        strength: opacity of the colours, from 0 to 1.
+        labels: also write NAME.labels.png, with the label of each pixel.
     """
     if not images:
-        raise PolyNeXtError("no image was given: name at least one file.")
+        raise PolyNeXtError("no image was given: give at least one file.")
     if len({path.stem for path in images}) < len(images):
-        raise PolyNeXtError("two images have the same name, and their pictures would too: segment them one at a time.")
+        raise PolyNeXtError("two images have the same name, and so would their results: segment them one at a time.")
     checkpoint = chosen_weights(network, checkpoint, pretrained)
     config, model, classes = load_segmentation_run(network, checkpoint)
     device = alone().device
@@ -143,13 +142,13 @@ def costs(
     classes: int = 150,
     width: int = 512,
 ) -> None:
-    """Count what UPerNet costs on backbones, beside the paper's figures.
+    """Count the parameters and multiply-accumulates of UPerNet on backbones, beside the paper's figures.
 
     Args:
         backbones: names of models, ours or timm's; those of the paper's Table 6 by default.
         size: height and width of an image.
-        classes: how many there are.
-        width: of the decoder.
+        classes: number of classes.
+        width: channels of the decoder.
     """
     require_at_least(1, size=min(size), classes=classes, width=width)
     published = {paper.timm_name(row["model"]): row for row in paper.rows("6") + paper.rows("6", "text")}
@@ -166,7 +165,7 @@ def costs(
                 *(str(printed.get(column, "-")) for column in ("params", "macs", "miou")),
             )
         )
-    header = ("backbone", "its parameters (M)", "all (M)", "GMACs", "paper: all (M)", "GMACs", "mIoU")
+    header = ("backbone", "backbone (M)", "total (M)", "GMACs", "paper: total (M)", "GMACs", "mIoU")
     print(table(header, rows))
 
 
@@ -175,11 +174,9 @@ commands = Commands(
     "polynext segment",
     "Semantic segmentation with UPerNet on any backbone.",
     {
-        "train": Command(
-            f"train by a recipe: {', '.join(RECIPES)}, or a YAML file of an earlier run", f"{HERE}:training"
-        ),
-        "evaluate": Command("mIoU of a trained network, per class", f"{HERE}:evaluate_run"),
-        "predict": Command("colour images by what is in them, with a legend", f"{HERE}:predict_images"),
+        "train": Command(f"train by a recipe: {', '.join(RECIPES)}, or the YAML of a run", f"{HERE}:training"),
+        "evaluate": Command("mIoU of a trained network, and IoU per class", f"{HERE}:evaluate_run"),
+        "predict": Command("segment images, with a legend", f"{HERE}:predict_images"),
         "costs": Command("parameters and multiply-accumulates on any backbone", f"{HERE}:costs"),
     },
 )

@@ -7,12 +7,11 @@ from polynext.training import Classification
 
 DESCRIPTION = f"""Train a network by a recipe: `polynext train [RECIPE] [OPTIONS]`.
 
-RECIPE is one of {", ".join(RECIPES)}, or a YAML file that an earlier run wrote. Without one, cpolynext_nano learns the
-embedded handwritten digits. Every field of the config below can be set. Several processes: `torchrun
---nproc-per-node N -m polynext train ...`.
+RECIPE is one of {", ".join(RECIPES)}, or the config.yaml of an earlier run; the default is digits. The options below
+set the fields of its config. For several processes: `torchrun --nproc-per-node N -m polynext train ...`.
 
-Data sets (--data.name), and what they want at --data.root: {"; ".join(f"{n}, {d.what}" for n, d in DATA_SETS.items())};
-timm:NAME, anything that timm's create_dataset reads."""
+Data sets (--data.name) and their --data.root: {"; ".join(f"{n}: {d.what}" for n, d in DATA_SETS.items())};
+timm:NAME: any data set that timm's create_dataset reads."""
 
 
 training = ConfiguredCommand(

@@ -1,4 +1,4 @@
-"""Data sets by name and the transforms of the recipes. Start with `sets.py`."""
+"""Data sets by name, and the transforms of the recipes. Start with `sets.py`."""
 
 from polynext.data.config import AugmentConfig, DataConfig
 from polynext.data.examples import Examples

@@ -1,4 +1,4 @@
-"""Labelled images: in arrays, files, tar shards or a data set of timm's."""
+"""Labelled images in arrays, in files, or in a data set of timm."""
 
 import os
 from abc import ABC, abstractmethod
@@ -69,14 +69,11 @@ class ArrayExamples(Examples):
 
 
 class FileExamples(Examples):
-    """Image files.
-
-    If all images, decoded, fit in `most_memory` gigabytes, they are decoded once, here; worker processes share them.
-    """
+    """Image files. If all of them, decoded, take at most `most_memory` gigabytes, they are decoded once and shared."""
 
     def __init__(self, paths: Sequence[Path], labels: Sequence[int], classes: Sequence[str], most_memory: float = 0.0):
         super().__init__(labels, classes)
-        # In one array, which worker processes share: each would get its own copy of a million objects in time.
+        # One array is shared by forked workers; a list would be copied to each, as its reference counts change.
         self.names = np.array([os.fsencode(path) for path in paths])
         self.decoded: list[Image.Image] = []
         if decoded_size(paths) <= most_memory * 2**30:
@@ -91,7 +88,7 @@ class FileExamples(Examples):
 
 
 class FolderExamples(FileExamples):
-    """A folder of one folder per class."""
+    """A folder with one folder for each class."""
 
     def __init__(self, root: Path, most_memory: float = 0.0):
         classes = sorted(f.name for f in root.iterdir() if f.is_dir())
@@ -102,16 +99,16 @@ class FolderExamples(FileExamples):
             if path.suffix.lower() in IMAGE_SUFFIXES
         ]
         if not images:
-            raise PolyNeXtError(f"{root} has no images: expected one folder per class with images in it.")
+            raise PolyNeXtError(f"{root} has no images: expected one folder of images for each class.")
         used = {label for _, label in images}
         empty = [name for label, name in enumerate(classes) if label not in used]
         if empty:
-            raise PolyNeXtError(f"{root} has classes without an image: {', '.join(empty[:5])}.")
+            raise PolyNeXtError(f"{root} has classes without images: {', '.join(empty[:5])}.")
         super().__init__([path for path, _ in images], [label for _, label in images], classes, most_memory)
 
 
 class TimmExamples(Examples):
-    """Anything with a length that timm's create_dataset reads."""
+    """Any data set with a length that timm's create_dataset reads."""
 
     def __init__(self, dataset: Sequence[tuple[Image.Image, int]], labels: Sequence[int], classes: Sequence[str]):
         super().__init__(labels, classes)
@@ -122,7 +119,7 @@ class TimmExamples(Examples):
 
 
 def decoded_size(paths: Sequence[Path], sample: int = 64) -> float:
-    """Bytes of all images decoded, from the sizes in the headers of some."""
+    """Bytes of all images once decoded, estimated from the headers of some."""
     some = paths[:: max(1, len(paths) // sample)]
     total = 0
     for path in some:
@@ -130,14 +127,14 @@ def decoded_size(paths: Sequence[Path], sample: int = 64) -> float:
             with Image.open(path) as file:
                 total += 3 * file.width * file.height
         except UNREADABLE as error:
-            raise PolyNeXtError(f"{path} cannot be read as an image: mend or remove it.") from error
+            raise PolyNeXtError(f"{path} cannot be read as an image: repair or remove it.") from error
     return total * len(paths) / len(some)
 
 
 def balanced_indices(labels: np.ndarray, count: int) -> np.ndarray:
-    """The first `count` indices when classes take turns, in the data set's order."""
-    turn = np.empty(len(labels), dtype=np.int64)
+    """`count` indices with equal numbers of each class as far as possible, in the order of the data set."""
+    rank = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
-        turn[of_class] = np.arange(len(of_class))
-    return np.sort(np.argsort(turn, kind="stable")[:count])
+        rank[of_class] = np.arange(len(of_class))
+    return np.sort(np.argsort(rank, kind="stable")[:count])

@@ -1,7 +1,7 @@
-"""Batches in an order, and with variations, that follow from the seed, the epoch and the image alone.
+"""Batches whose order and augmentation depend on the seed, the epoch and the image only.
 
-Nothing depends on how many processes prepare the images or on where a run was interrupted: every image's random numbers
-start from (seed, epoch, index), and the order of an epoch from (seed, epoch).
+The random numbers of an image start from (seed, epoch, index), and the order of an epoch from (seed, epoch). So neither
+the number of worker processes nor an interruption changes a run.
 """
 
 import random
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from polynext.data.examples import Examples
 from polynext.data.transforms import Transform
@@ -24,7 +24,7 @@ from polynext.memory import return_freed_memory
 
 
 class Labelled(Protocol):
-    """Images with their labels or masks, by number."""
+    """Images with their labels or masks."""
 
     def __len__(self) -> int: ...
 
@@ -32,7 +32,7 @@ class Labelled(Protocol):
 
 
 class Prepared(Dataset):
-    """Pairs through a transform of both, each with its own random numbers if there is a seed."""
+    """Transformed pairs. With a seed, each pair has its own random numbers."""
 
     def __init__(self, pairs: Labelled, transform: Callable[[Any, Any], Any], seed: tuple[int, int] | None = None):
         self.pairs, self.transform, self.seed = pairs, transform, seed
@@ -47,7 +47,7 @@ class Prepared(Dataset):
 
 
 def of_images(transform: Transform) -> Callable[[Any, int], tuple[Any, int]]:
-    """The transform of an image and its label that leaves the label alone."""
+    """A transform of images as one of pairs, which keeps the label."""
     return partial(_transform_image, transform)
 
 
@@ -56,7 +56,7 @@ def _transform_image(transform: Transform, image: Any, label: int) -> tuple[Any,
 
 
 def seed_everything(*numbers: int) -> None:
-    """Python's, numpy's and torch's random numbers from a tuple of numbers, in a few microseconds."""
+    """Seeds Python, numpy and torch from a tuple of numbers, in a few microseconds."""
     seed = 0
     for number in numbers:  # splitmix64, so that neighbouring numbers give unrelated seeds
         seed = (seed + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
@@ -65,7 +65,7 @@ def seed_everything(*numbers: int) -> None:
         seed ^= seed >> 31
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  (timm's augmentations draw from numpy's global state)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would note a stack trace for each absent GPU
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed records a stack trace if there is no GPU
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
 
@@ -82,9 +82,9 @@ def batches(
     share: tuple[int, int] = (0, 1),
     workers: int = 0,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of these numbers in an epoch's order.
+    """The batches of these numbers in the order of an epoch.
 
-    `share` = (r, n) gives the r-th of n processes its part of each batch, which `batch_size` counts whole.
+    `share` = (r, n) gives the r-th of n processes its part of each batch; `batch_size` counts the images of all.
     """
     rank, processes = share
     mine = batch_size // processes
@@ -103,31 +103,51 @@ def evaluation_batches(
 
 
 def load(prepared: Dataset, chosen: list[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    workers = min(workers, cores())  # more would wait for each other
+    workers = min(workers, cores())  # more would compete for the cores
     loader = DataLoader(
-        prepared,
+        ErrorsAsItems(prepared),
         batch_sampler=chosen,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
+        collate_fn=collate,
     )
     if workers:
-        return_freed_memory()  # of which each worker would keep a copy, as large as all feature maps of a training step
-    with signals_held_back():  # workers keep it so from their birth
+        return_freed_memory()  # which each forked worker would hold too, as much as a training step takes
+    with signals_blocked():  # workers inherit it
         iterator = iter(loader)
     try:
-        yield from iterator
-    except PolyNeXtError as error:  # out of a worker it comes with a stack trace in front
-        raise PolyNeXtError(str(error).strip().splitlines()[-1].split("PolyNeXtError: ")[-1]) from None
+        for batch in iterator:
+            if isinstance(batch, PolyNeXtError):
+                raise batch
+            yield batch
     finally:
-        if workers:  # at once: they take no SIGTERM, and an exception may hold on to them until the process ends
+        if workers:  # they block SIGTERM, and a traceback may keep the iterator, which would end them, until the exit
             iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
-@contextmanager
-def signals_held_back() -> Iterator[None]:
-    """While inside, SIGINT and SIGTERM wait, and processes started here never get them.
+class ErrorsAsItems(Dataset):
+    """Returns a `PolyNeXtError` instead of raising it: DataLoader puts a traceback into the message of a raised one."""
 
-    Ctrl-C and a cluster's SIGTERM reach all processes of a run; its trainer ends the workers when its step is done.
+    def __init__(self, prepared: Dataset):
+        self.prepared = prepared
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        try:
+            return [self.prepared[i] for i in indices]
+        except PolyNeXtError as error:
+            return error
+
+
+def collate(items: Any) -> Any:
+    return items if isinstance(items, PolyNeXtError) else default_collate(items)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """While inside, SIGINT and SIGTERM are blocked, and forever in processes that are started here.
+
+    Ctrl-C and a cluster's SIGTERM reach all processes of a run. The training process finishes its step and then ends
+    the workers.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

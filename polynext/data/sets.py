@@ -1,4 +1,4 @@
-"""The data sets by name. To add one, write its reader and its entry in `DATA_SETS`; help and messages follow."""
+"""The data sets by name. To add one, write its reader and an entry in `DATA_SETS`; help and messages use it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: what it needs, how a split of it is read, how many classes it has if that is known beforehand."""
+    """A data set: what its root is, how a split is read, and its number of classes if that is fixed."""
 
     what: str
     read: Callable[[DataConfig, Split], Examples]
@@ -36,20 +36,20 @@ class DataSet:
 
 
 def load_examples(config: DataConfig, split: Split) -> Examples:
-    """The images of a split, `limit` of them if that is set and this is the training split."""
+    """The images of a split; of the training split only `limit`, if that is set."""
     data_set = find_data_set(config.name)
     if data_set.needs_root and config.root is None:
-        raise PolyNeXtError(f"{config.name} needs a place: give its `data.root`, {data_set.what}.")
+        raise PolyNeXtError(f"{config.name} needs `data.root`: give {data_set.what}.")
     examples = data_set.read(config, split)
     if config.limit and split == "train":
         if not 0 < config.limit <= len(examples):
-            raise PolyNeXtError(f"`data.limit` is {config.limit}, and {config.name} has {len(examples)} images.")
+            raise PolyNeXtError(f"`data.limit` is {config.limit}: {config.name} has {len(examples)} training images.")
         examples = examples.subset(balanced_indices(examples.labels, config.limit))
     return examples
 
 
 def find_data_set(name: str) -> DataSet:
-    """The entry of a name; timm:NAME has the one of timm's data sets, which are too many to list."""
+    """The entry of a name in `DATA_SETS`, or that of timm for timm:NAME."""
     if name.startswith("timm:wds/"):
         return DATA_SETS["webdataset"]
     if name.startswith("timm:"):
@@ -74,7 +74,7 @@ def read_digits(config: DataConfig, split: Split) -> ArrayExamples:
     return ArrayExamples(images[chosen], data.target[chosen], [str(i) for i in range(10)])
 
 
-# Pictures of CIFAR-10, as many of each class: some to scale values by, and some to show and to try.
+# Images of CIFAR-10, equally many of each class: training images for encrypted plans, test images for demos.
 CIFAR10_SAMPLE = Path(__file__).parent / "cifar10_sample.npz"
 
 
@@ -96,7 +96,7 @@ def read_npz(path: Path, split: Split) -> ArrayExamples:
     if not path.is_file():
         raise PolyNeXtError(f"there is no file {path}: give a .npz with train_x, train_y, test_x and test_y.")
     try:
-        with path.open("rb") as file, np.load(file) as data:  # numpy would leave a broken file open
+        with path.open("rb") as file, np.load(file) as data:  # numpy alone leaves a broken file open
             images, labels = data[f"{split}_x"], data[f"{split}_y"]
             names = [str(n) for n in data["names"]] if "names" in data else None
     except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
@@ -116,24 +116,22 @@ def read_torchvision(config: DataConfig, split: Split) -> ArrayExamples:
         return ArrayExamples(np.ascontiguousarray(svhn.data.transpose(0, 2, 3, 1)), svhn.labels, list("0123456789"))
     except RuntimeError as error:
         raise PolyNeXtError(
-            f"{config.name} is not in {config.root}: give its folder or a .npz, or let `polynext train` fetch it with "
-            "`data.download`."
+            f"{config.name} is not in {config.root}: give its folder or a .npz, or train with `data.download`, which "
+            "downloads it."
         ) from error
 
 
 def read_folders(config: DataConfig, split: Split) -> FileExamples:
     assert config.root is not None
     if not config.root.is_dir():
-        raise PolyNeXtError(
-            f"there is no folder {config.root}: give the data's root, a folder with train and val in it."
-        )
+        raise PolyNeXtError(f"there is no folder {config.root}: give the folder that holds train and val.")
     if split == "test" and (config.root / "val" / "val_annotations.txt").is_file():
         return tiny_imagenet_validation(config.root, config.most_memory)
     return FolderExamples(split_folder(config.root, split), config.most_memory)
 
 
 def tiny_imagenet_validation(root: Path, most_memory: float) -> FileExamples:
-    """As it is distributed: all images in one folder, and a list of their classes."""
+    """Tiny ImageNet as distributed: all images in one folder, and a list of their classes."""
     classes = sorted(f.name for f in split_folder(root, "train").iterdir() if f.is_dir())
     lines = (root / "val" / "val_annotations.txt").read_text().splitlines()
     named = [line.split("\t")[:2] for line in lines if line.strip()]
@@ -165,24 +163,23 @@ def read_timm(config: DataConfig, split: Split) -> TimmExamples:
     data = create_dataset(config.name.removeprefix("timm:"), root=str(config.root or ""), split=names[split])
     if not hasattr(data, "__getitem__"):
         raise PolyNeXtError(
-            f"{config.name} is a stream without an order: give a data set whose images have numbers, or its shards as "
-            "webdataset."
+            f"{config.name} is a stream: give a data set with random access, or its shards as webdataset."
         )
-    samples = getattr(data.reader, "samples", None)  # known without opening an image
+    samples = getattr(data.reader, "samples", None)  # without opening images
     labels = [int(label) for _, label in samples] if samples else [int(data[i][1]) for i in range(len(data))]
     return TimmExamples(data, labels, [str(i) for i in range(max(labels) + 1)])
 
 
 ARRAYS_OR = "a .npz with train_x, train_y, test_x, test_y, or"
-FOLDERS = "a folder with train and val, one folder per class in each"
+FOLDERS = "a folder with train and val, each with one folder for each class"
 DATA_SETS = {
-    "digits": DataSet("embedded: scikit-learn's handwritten digits, 8x8 grey", read_digits, 10, needs_root=False),
+    "digits": DataSet("scikit-learn's handwritten digits, 8x8 grey (no root)", read_digits, 10, needs_root=False),
     "cifar10": DataSet(f"{ARRAYS_OR} torchvision's folder", or_arrays(read_torchvision), 10),
-    "cifar10-sample": DataSet("embedded: 456 of its images", read_cifar10_sample, 10, needs_root=False),
+    "cifar10-sample": DataSet("456 images in the package (no root)", read_cifar10_sample, 10, needs_root=False),
     "svhn": DataSet(f"{ARRAYS_OR} torchvision's folder", or_arrays(read_torchvision), 10),
     "tiny-imagenet": DataSet(f"{ARRAYS_OR} its folder as distributed", or_arrays(read_folders), 200),
     "imagenet": DataSet(f"{ARRAYS_OR} {FOLDERS}", or_arrays(read_folders), 1000),
     "folder": DataSet(f"{ARRAYS_OR} {FOLDERS}", or_arrays(read_folders)),
-    "webdataset": DataSet("a folder of tar shards, named after train and val", read_shards),
+    "webdataset": DataSet("a folder of tar shards for train and val", read_shards),
 }
 TIMM = DataSet("anything that timm's create_dataset reads", read_timm, needs_root=False)

@@ -1,7 +1,7 @@
-"""WebDataset shards: tar files of images and labels, read by number instead of as a stream.
+"""WebDataset shards: tar files of images and labels, with random access instead of a stream.
 
-A tar's headers say where each image lies, so that shards can be shuffled over the whole data set, evaluated exactly
-once per image and resumed in the middle of an epoch, like any folder.
+The headers of a tar file have the offset of each image. So shards are shuffled over the whole data set, evaluated
+exactly once, and resumed within an epoch, like a folder of images.
 """
 
 import io
@@ -18,7 +18,7 @@ from polynext.preprocessing import IMAGE_SUFFIXES, read_image
 
 
 class ShardExamples(Examples):
-    """Images in tar files, each beside a `.cls` with its label, as the webdataset package and timm lay them out."""
+    """Images in tar files, each with its label in a `.cls`, as the webdataset package and timm write them."""
 
     def __init__(self, shards: list[Path]):
         with ThreadPoolExecutor() as pool:
@@ -53,12 +53,12 @@ def index_shard(shard: Path) -> list[tuple[Path, int, int, int]]:
         ) from error
     alone = [key for key in images if key not in labels]
     if alone:
-        raise PolyNeXtError(f"{shard} has images without a label: {', '.join(alone[:5])}; expected a .cls beside each.")
+        raise PolyNeXtError(f"{shard} has images without a label: {', '.join(alone[:5])}; expected a .cls for each.")
     return [(shard, *images[key], labels[key]) for key in images]
 
 
 def find_shards(root: Path, names: tuple[str, ...]) -> list[Path]:
-    """A split's tar files, by the names it may have: as timm's _info.json lists them, in such a folder, or named so."""
+    """The tar files of a split: those in timm's _info.json, in a folder of one of these names, or with it in theirs."""
     info = root / "_info.json"
     if info.is_file():
         splits = json.loads(info.read_text())["splits"]
@@ -69,4 +69,4 @@ def find_shards(root: Path, names: tuple[str, ...]) -> list[Path]:
         shards = sorted((root / name).glob("*.tar")) or sorted(root.glob(f"*{name}*.tar"))
         if shards:
             return shards
-    raise PolyNeXtError(f"{root} has no {' or '.join(names)} shards: expected .tar files in such a folder or named so.")
+    raise PolyNeXtError(f"{root} has no {' or '.join(names)} shards: put its .tar files into a folder of that name.")

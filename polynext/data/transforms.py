@@ -1,4 +1,4 @@
-"""From a PIL image to what the network gets in training. Evaluation does just what `Preprocessing` says."""
+"""From a PIL image to the input of the network in training. In evaluation that is `Preprocessing`."""
 
 import random
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from polynext.data.config import AugmentConfig
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Pixels, Preprocessing
 
-Transform = Callable[[Image.Image], Any]  # to (C, H, W), of numpy or torch
+Transform = Callable[[Image.Image], Any]  # to (C, H, W), numpy or torch
 
 
 class Shift:
-    """Resize, and move by up to an eighth of the side (at least one pixel) if asked: for small images."""
+    """Resize and, with the crop "shift", move by up to an eighth of the side, at least one pixel."""
 
     def __init__(self, preprocessing: Preprocessing, augment: AugmentConfig):
         self.preprocessing = preprocessing
@@ -34,7 +34,7 @@ class Shift:
 
 
 class Light:
-    """Shift, mirror, normalise."""
+    """Shift, mirror and normalise."""
 
     def __init__(self, preprocessing: Preprocessing, augment: AugmentConfig):
         self.shift, self.hflip, self.normalise = Shift(preprocessing, augment), augment.hflip, preprocessing.normalise
@@ -45,7 +45,7 @@ class Light:
 
 
 def training_transform(preprocessing: Preprocessing, augment: AugmentConfig) -> Transform:
-    """The recipe's transform: timm's where it has the operation, our light ones for tiny images."""
+    """The transform of a recipe: timm's, or `Light` if no augmentation needs timm."""
     resized = augment.crop == "resized"
     if not resized and not augment.rand_augment and not augment.erasing:
         return Light(preprocessing, augment)
@@ -67,7 +67,7 @@ def training_transform(preprocessing: Preprocessing, augment: AugmentConfig) -> 
         )
     except AssertionError as error:
         raise PolyNeXtError(
-            f"timm has no policy {augment.rand_augment!r}: give `augment.rand_augment` one as rand-m9-mstd0.5-inc1."
+            f"timm has no policy {augment.rand_augment!r}: give `augment.rand_augment` rand-m9-mstd0.5-inc1, say."
         ) from error
     parts = [
         auto_augment.RandAugment([Operation(op) for op in part.ops], part.num_layers, part.choice_weights)
@@ -79,8 +79,7 @@ def training_transform(preprocessing: Preprocessing, augment: AugmentConfig) -> 
 
 
 class Operation(auto_augment.AugmentOp):
-    """timm's operation, but for posterizing to no bits at all, which RandAugment may ask for: black, as in older
-    Pillows, where newer ones refuse."""
+    """timm's operation; posterizing to 0 bits, which RandAugment may draw, gives black instead of Pillow's error."""
 
     aug_fn: Any
 

@@ -1,4 +1,4 @@
-"""What a server tells the world of a network: all a client needs to make keys, encrypt and decrypt, and no weights."""
+"""The client spec of a network: all that a client needs to make keys, encrypt and decrypt, and no weights."""
 
 import hashlib
 import json
@@ -20,15 +20,15 @@ from polynext.preprocessing import Preprocessing
 
 FORMAT, VERSION = "polynext-client-spec", 6
 
-# A logit so many times as large as the largest of the examples is taken for one that wrapped around. There is room for
-# 16 times the largest, so that of images that wrap around one in 4^classes is not found.
-UNHEARD_OF = 4.0
+# Clients refuse logits this many times as large as the largest of the examples. The modulus has room for 16 times the
+# largest, and values beyond it overflow. Overflow escapes detection with probability 4^-classes.
+LOGIT_MARGIN = 4.0
 
 
 @dataclass(frozen=True, eq=False)
 class ClientSpec:
-    """The backend and its parameters, rotation steps, where pixels and classes sit in the slots, how pictures are
-    prepared, the bill. `library` is the server's, with its version."""
+    """The backend and its parameters, the rotation steps, the slots of pixels and classes, the preprocessing of images,
+    and the cost estimate. `library` is the server's encryption library and its version."""
 
     backend: str
     library: str
@@ -42,10 +42,10 @@ class ClientSpec:
     cost: CostEstimate
 
     def describes(self, program: Program) -> bool:
-        """Whether clients of this offer and a server with this program mean the same."""
-        promised = (self.parameters.slots, self.parameters.depth, self.rotations)
+        """Whether the parameters and layouts are those of this program."""
+        described = (self.parameters.slots, self.parameters.depth, self.rotations)
         return (
-            promised == (program.slots, program.depth, program.rotations)
+            described == (program.slots, program.depth, program.rotations)
             and same_slots(self.image_layout, program.layouts[0])
             and np.array_equal(self.image_layout.order, program.layouts[0].order)  # type: ignore[arg-type]
             and same_slots(self.result_layout, program.layouts[-1])
@@ -53,27 +53,27 @@ class ClientSpec:
 
     @property
     def images(self) -> int:
-        """How many go into one ciphertext."""
+        """The number of images in one ciphertext."""
         return self.image_layout.images
 
     @property
     def largest_logit(self) -> float:
-        """A larger one is no result: its image is unlike the examples, and it may have wrapped around."""
-        return UNHEARD_OF * self.cost.largest_logit
+        """The limit for logits. A larger one may be the result of an overflow."""
+        return LOGIT_MARGIN * self.cost.largest_logit
 
     def ciphertexts(self, images: int) -> int:
-        """How many so many images take."""
+        """The number of ciphertexts for this many images."""
         return -(-images // self.images)
 
     def pack(self, images: Array) -> Array:
-        """Normalised images (at most `images` of them) into slots; missing ones are black."""
+        """Put at most `images` normalised images into slots. Missing images are zero."""
         flat = np.zeros((self.images, int(np.prod(self.image_shape))))
         flat[: len(images)] = np.asarray(images).reshape(len(images), -1)
         return self.image_layout.pack(flat)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of everything that keys and ciphertexts depend on."""
+        """A hash of everything that keys and ciphertexts depend on."""
         table = self.to_json()
         del table["library"], table["cost"], table["classes"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
@@ -88,15 +88,19 @@ class ClientSpec:
     @classmethod
     def load(cls, path: Path) -> "ClientSpec":
         if not path.is_file():
-            raise PolyNeXtError(f"there is no offer {path}: a server's `polynext encrypted prepare` writes one.")
+            raise PolyNeXtError(
+                f"there is no client spec {path}: `polynext encrypted prepare` on the server writes it."
+            )
         try:
             return cls.from_json(json.loads(path.read_text()))
         except ValueError as error:
-            raise PolyNeXtError(f"{path} is not an offer that this version reads ({error}): get it again.") from error
+            raise PolyNeXtError(
+                f"{path} is not a client spec of this version ({error}): get it from the server again."
+            ) from error
 
     @classmethod
     def from_json(cls, table: Any) -> "ClientSpec":
-        """What `to_json` made; what else the table has is for others."""
+        """The inverse of `to_json`. Other fields are ignored."""
         try:
             if (table["format"], table["version"]) != (FORMAT, VERSION):
                 raise ValueError(f"version {table['version']}")
@@ -109,9 +113,9 @@ class ClientSpec:
                 made[name] = Layout.from_json(table[name])
                 order = made[name].order
                 if order is not None and order.max() >= np.prod(made["image_shape"]):
-                    raise ValueError("its layout takes pixels that are not there")
+                    raise ValueError("its layout has more pixels than an image")
                 if made[name].slots != made["parameters"].slots:
-                    raise ValueError("its layouts are for another ring degree")
+                    raise ValueError("its layouts have another ring degree")
             return cls(**made)
         except (KeyError, TypeError, RecursionError, AttributeError) as error:
             raise ValueError(str(error)) from error

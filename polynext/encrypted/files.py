@@ -1,6 +1,6 @@
-"""What travels between client and server: one file each, with a header that says what it is and what it goes with.
+"""The files that clients and servers exchange. A header says what a file is, and for which keys and client spec.
 
-A file is a zip archive, nothing in it compressed. Who reads one trusts nothing in it but the checks made here.
+A file is an uncompressed zip archive. The reader does not trust it: everything in it is checked here.
 """
 
 import json
@@ -21,33 +21,32 @@ from polynext.files import UNREADABLE
 FORMAT = "polynext-encrypted"
 VERSION = 4
 HEADER = "header.json"
-LONGEST_HEADER = 4096  # bytes, many times what one takes
+LONGEST_HEADER = 4096  # bytes; headers are much shorter
 
 KINDS = {
     "secret": "a client's secret key",
-    "evaluation": "evaluation keys, as `polynext encrypted keygen` writes them",
-    "request": "a request, as `polynext encrypted encrypt` writes it",
-    "answer": "an answer, as `polynext encrypted run` writes it",
+    "evaluation": "evaluation keys, written by `polynext encrypted keygen`",
+    "request": "a request, written by `polynext encrypted encrypt`",
+    "answer": "an answer, written by `polynext encrypted run`",
 }
 
 
 def folder_beside(path: Path) -> "tempfile.TemporaryDirectory[str]":
-    """A temporary folder next to a file, for its owner only: others must not come near a secret key."""
+    """A temporary folder next to a file, with access for its owner only, because it may hold a secret key."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=path.parent)
     except OSError as error:
         raise PolyNeXtError(
-            f"{path.parent} cannot be written to ({error.strerror}), where {path.name} is made or unpacked: "
-            "make it writable or choose another folder."
+            f"cannot write to {path.parent} ({error.strerror}): make it writable or choose another folder."
         ) from error
 
 
 def write_parts(
     path: Path, kind: str, header: Mapping[str, Any], parts: Mapping[str, Savable | Path], mode: int = 0o666
 ) -> None:
-    """Writes keys or ciphertexts, or the files they are in, under a header. The file is there when it is whole, and
-    never with more access than `mode`."""
+    """Write a header and keys or ciphertexts, given as objects or files. An incomplete file never appears at `path`,
+    and permissions never exceed `mode`."""
     with folder_beside(path) as folder:
         whole, part_file = Path(folder) / "whole", Path(folder) / "part"
         whole.touch(mode)
@@ -61,11 +60,11 @@ def write_parts(
 
 
 def read_header(path: Path, kind: str) -> dict[str, Any]:
-    """A file's header, if it is of this kind and of a version that this program reads."""
+    """A file's header. Raises PolyNeXtError unless it has this kind and the current version."""
     if not path.is_file():
         raise PolyNeXtError(f"there is no file {path}: expected {KINDS[kind]}.")
     unreadable = PolyNeXtError(
-        f"{path} is not a file of encrypted inference, or it was cut short: make or send {KINDS[kind]} again."
+        f"{path} is not a file of encrypted inference, or it is incomplete: make or send {KINDS[kind]} again."
     )
     try:
         with opened(path) as archive:
@@ -92,27 +91,26 @@ def read_header(path: Path, kind: str) -> dict[str, Any]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A file's archive, if its parts take no more room unpacked than they do in the file."""
+    """Open a file's archive. Its parts must not become larger when they are unpacked."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if any(m.compress_type != zipfile.ZIP_STORED for m in members):
             raise zipfile.BadZipFile("its parts are compressed")
         if sum(m.file_size for m in members) > path.stat().st_size:
-            raise zipfile.BadZipFile("its parts are longer than all of it")
+            raise zipfile.BadZipFile("its parts are longer than the file")
         yield archive
 
 
 @contextmanager
 def unpacked(path: Path, names: Iterable[str]) -> Iterator[dict[str, Path]]:
-    """The keys or ciphertexts in a file by name, each in a file for as long as this is open. The file must hold these
-    and nothing else."""
+    """Unpack keys or ciphertexts into temporary files, by name. The archive must have exactly these names."""
     with folder_beside(path) as folder:
         try:
             with opened(path) as archive:
                 _, *found = archive.namelist()
-                # Stops where they differ: a header can promise more names than fit into memory.
+                # This stops at the first difference: a false header could name more parts than fit into memory.
                 if not all(name == wanted for name, wanted in zip_longest(found, names)):
-                    raise zipfile.BadZipFile("its parts are not those it should have")
+                    raise zipfile.BadZipFile("it has other parts than expected")
                 archive.extractall(folder, found)  # checks every part's checksum
         except UNREADABLE as error:
             raise PolyNeXtError(f"{path} is damaged ({error}): make or send it again.") from error
@@ -120,41 +118,36 @@ def unpacked(path: Path, names: Iterable[str]) -> Iterator[dict[str, Path]]:
 
 
 def numbered(name: str, count: int) -> Iterator[str]:
-    """The names of so many ciphertexts."""
+    """Names of `count` ciphertexts."""
     return (f"{name}-{i:06}" for i in range(count))
 
 
-def key_names(rotations: Iterable[int]) -> dict[int, str]:
-    """The names of rotation keys."""
-    return {step: f"rotation-{step}" for step in rotations}
-
-
 def header_for(spec: ClientSpec, key: str, **more: int) -> dict[str, Any]:
-    """What a file says of itself. `key` names the keys it goes with."""
+    """The header of a file. `key` names the keys that it was made with."""
     backend = get_backend(spec.backend)
     names = {"backend": backend.name, "library": backend.library, "file_format": backend.file_format}
     return {"client_spec": spec.fingerprint, **names, "key": key, **more}
 
 
 def check_fits(path: Path, header: Mapping[str, Any], spec: ClientSpec, key: str | None = None) -> None:
-    """That a file was made for this network's parameters, and with these keys."""
+    """Raise PolyNeXtError unless a file was made for this client spec, and with these keys."""
     if header["backend"] != spec.backend:
         raise PolyNeXtError(
-            f"{path} was made by the {header['backend']} backend, and this offer is of the {spec.backend} backend: "
-            "make it again with the offer of the server that is to answer."
+            f"{path} was made for the {header['backend']} backend, and the client spec has the {spec.backend} backend: "
+            "make it again with this server's client spec."
         )
     reads = get_backend(spec.backend).file_format
     if header["file_format"] != reads:
         raise PolyNeXtError(
-            f"{path} was written by {header['file_format']} ({header['library']}), which {reads} here does not read: "
+            f"{path} was written by {header['file_format']} ({header['library']}), and this is {reads}: "
             "install the same version of the library on both sides and make the file again."
         )
     if header["client_spec"] != spec.fingerprint:
         raise PolyNeXtError(
-            f"{path} was made for parameters {header['client_spec']}, and these are {spec.fingerprint}: "
-            "make it again with the offer of the server that is to answer."
+            f"{path} was made for client spec {header['client_spec']}, and this is {spec.fingerprint}: "
+            "make it again with this server's client spec."
         )
     if key is not None and header["key"] != key:
         raise PolyNeXtError(
-            f"{path} was made with key {header['key']}, and this one is {key}: use the files of one keygen."
+            f"{path} was made with key {header['key']}, and this is {key}: use files of the same keygen."
         )

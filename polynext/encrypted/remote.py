@@ -1,10 +1,10 @@
-"""A client of a service (`polynext encrypted serve`): makes keys, sends what the server lacks, asks, decrypts.
+"""A client of a service (`polynext encrypted serve`): makes and sends keys, encrypts, submits jobs and decrypts.
 
     client = polynext.encrypted.connect("http://127.0.0.1:8000")
     answer = client.predict(images)
 
-Everything that is sent can be sent again: keys go on where they were cut off, and a request has a name that the client
-chose, under which the server answers it once.
+Everything can be sent again after an interruption. An upload resumes where it stopped, and the client chooses the id of
+a job, so that the server runs it once.
 """
 
 import asyncio
@@ -15,10 +15,11 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,37 +37,38 @@ from polynext.errors import PolyNeXtError
 from polynext.preprocessing import open_picture
 
 MANIFEST = "parts.json"
-AT_A_TIME = 8  # requests of one client that are open at once
-PIECE = 2**20
-# A server that says when to come back is asked again, and so is one that its proxy cannot reach.
-RETRIED, FINAL = (502, 503, 504), ("too_many_keys",)
+OPEN_JOBS = 8  # of one client at a time
+CHUNK_BYTES = 2**20
+# Requests are repeated if the response has a Retry-After header or one of these statuses, but not for these codes.
+RETRIED_STATUSES, FINAL_CODES = (502, 503, 504), ("too_many_keys",)
 
-# Something is happening: what, and which share of it is done.
+Images = Array | Sequence[Image.Image | Path | str]
+# Called with the name of a step and the share of it that is done.
 Progress = Callable[[str, float], None]
 Result = TypeVar("Result")
 
 
 class RefusedError(PolyNeXtError):
-    """The server said no, with one sentence; `code` is the word for it."""
+    """The server refused a request. `code` names the reason for programs."""
 
-    def __init__(self, status: int, code: str, sentence: str, retry_after: float | None = None):
-        super().__init__(sentence)
+    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None):
+        super().__init__(message)
         self.status, self.code, self.retry_after = status, code, retry_after
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The network's logits (n, classes), which nobody but this client has seen, and the name of the largest."""
+    """The logits (n, classes), which only this client can read, and the class of the largest logit of each image."""
 
     logits: Array
     labels: tuple[str, ...]
 
 
-def show(what: str, share: float) -> None:
-    """A line on a terminal that tells how far it is; nothing elsewhere."""
+def show_progress(step: str, share: float) -> None:
+    """Print the progress of a step, if stderr is a terminal."""
     if sys.stderr.isatty():
         end = "\n" if share >= 1 else ""
-        print(f"\r\033[K{what}: {share:4.0%}", end=end, file=sys.stderr, flush=True)
+        print(f"\r\033[K{step}: {share:4.0%}", end=end, file=sys.stderr, flush=True)
 
 
 def connect(
@@ -74,125 +76,137 @@ def connect(
     network: str | None = None,
     keys: Path | None = None,
     token: str | None = None,
-    timeout: float = 600.0,
-    progress: Progress = show,
-    allow_unencrypted: bool = False,
+    *,
+    offer: str | None = None,
+    **options: Any,
 ) -> "RemoteClient":
     """A client of the service at an address.
 
     Args:
-        url: where the service is, such as http://127.0.0.1:8000.
-        network: which of its networks to ask; not needed if it has one.
-        keys: folder for the keys, which only its owner may enter; by default one in the user's data folder, for
-            each offer its own.
-        token: the bearer token, if the service wants one.
-        timeout: seconds after which something that was asked for is given up.
-        progress: is told what is going on; a line on the terminal by default.
-        allow_unencrypted: for tests with pictures that need no protection.
+        url: address of the service, such as http://127.0.0.1:8000.
+        network: name of the network; not needed if the service has only one.
+        keys: folder for the keys, with access for its owner only. The default is a folder in the user's data folder,
+            one for each client spec.
+        token: bearer token, if the service needs one.
+        offer: deprecated name of `network`.
+        options: other fields of `RemoteClient`: `timeout`, `progress`, `allow_unencrypted`.
     """
-    return RemoteClient(url, network, keys, token, timeout, progress, allow_unencrypted)
+    if offer is not None:
+        warnings.warn("connect(offer=...) is now connect(network=...)", DeprecationWarning, stacklevel=2)
+        network = offer
+    return RemoteClient(url, network, keys, token, **options)
 
 
+@dataclass(eq=False)
 class RemoteClient:
-    """A client of a service, as `connect` makes it. What asks the server has a twin for asynchronous code."""
+    """A client of a service; `connect` documents the first four fields. Methods have asynchronous versions (`_async`).
 
-    def __init__(
-        self,
-        url: str,
-        network: str | None,
-        keys: Path | None,
-        token: str | None,
-        timeout: float,
-        progress: Progress,
-        allow_unencrypted: bool,
-    ):
-        if not re.match(r"https?://[^/]", url):
-            raise PolyNeXtError(f"{url!r} is not the address of a service: give one like http://127.0.0.1:8000.")
-        self.url, self.network, self.folder = url.rstrip("/"), network, keys
-        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.timeout, self.progress, self.allow_unencrypted = timeout, progress, allow_unencrypted
-        self.client: Client | None = None
+    Attributes:
+        timeout: seconds after which a call gives up.
+        progress: function that is called with a step and the share that is done; prints to the terminal by default.
+        allow_unencrypted: accept a backend that does not encrypt, for tests.
+    """
 
-    def predict(self, images: "Array | Sequence[Image.Image | Path | str]") -> Prediction:
-        """The network's answer for pictures, or for an array (n, *image shape) of normalised images."""
+    url: str
+    network: str | None = None
+    keys: Path | None = None
+    token: str | None = field(default=None, repr=False)
+    timeout: float = 600.0
+    progress: Progress = show_progress
+    allow_unencrypted: bool = False
+    client: Client | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if not re.match(r"https?://[^/]", self.url):
+            raise PolyNeXtError(f"{self.url!r} is not the address of a service: give one like http://127.0.0.1:8000.")
+        self.url = self.url.rstrip("/")
+
+    def predict(self, images: Images) -> Prediction:
+        """Classify image files, PIL images, or an array (n, *image shape) of normalised images."""
         return run(self.predict_async(images))
 
     def networks(self) -> list[dict[str, Any]]:
-        """The networks that the service offers."""
+        """Summaries of the service's networks."""
         return run(self.networks_async())
 
     def forget_keys(self) -> None:
-        """Has the server forget this client's keys."""
+        """Delete this client's evaluation keys on the server."""
         run(self.forget_keys_async())
+
+    def offers(self) -> list[dict[str, Any]]:
+        """Deprecated name of `networks`."""
+        warnings.warn("RemoteClient.offers() is now networks()", DeprecationWarning, stacklevel=2)
+        return self.networks()
 
     async def networks_async(self) -> list[dict[str, Any]]:
         async with self.session() as session:
-            return await session.json("GET", "v1/offers")
+            return await session.json("GET", "v1/networks")
 
     async def forget_keys_async(self) -> None:
         async with self.session() as session:
-            client, _ = await self.ready(session)
+            client, _ = await self.prepare_client(session)
             id = (await session.announce(client.spec, await self.manifest(client)))["id"]
             await session.request("DELETE", f"v1/keys/{id}")
 
-    async def predict_async(self, images: "Array | Sequence[Image.Image | Path | str]") -> Prediction:
+    async def predict_async(self, images: Images) -> Prediction:
         async with self.session() as session:
-            client, name = await self.ready(session)
-            prepared = prepared_images(images, client.spec)
+            client, network = await self.prepare_client(session)
+            prepared = prepare_images(images, client.spec)
             keys = await self.send_keys(session, client)
             self.progress("encrypting", 0)
             ciphertexts = await asyncio.to_thread(client.encrypt, prepared)
             self.progress("encrypting", 1)
             shares = [0.0] * len(ciphertexts)
-            at_a_time = asyncio.Semaphore(AT_A_TIME)
+            open_jobs = asyncio.Semaphore(OPEN_JOBS)
 
-            async def answered(number: int, ciphertext: Ciphertext) -> Ciphertext:
-                def progress(what: str, share: float) -> None:
+            async def answer(number: int, ciphertext: Ciphertext) -> Ciphertext:
+                def progress(step: str, share: float) -> None:
                     shares[number] = share
-                    self.progress(what, min(sum(shares) / len(shares), 0.99))
+                    self.progress(step, min(sum(shares) / len(shares), 0.99))
 
-                async with at_a_time:
-                    return await self.ask(session, client, name, keys, ciphertext, progress)
+                async with open_jobs:
+                    return await self.submit(session, client, {"network": network, "keys": keys}, ciphertext, progress)
 
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answered(i, ciphertext)) for i, ciphertext in enumerate(ciphertexts)]
+                tasks = [group.create_task(answer(i, ciphertext)) for i, ciphertext in enumerate(ciphertexts)]
             self.progress("answered", 1)
             logits = client.decrypt([task.result() for task in tasks], len(prepared))
             return Prediction(logits, tuple(client.spec.classes[i] for i in logits.argmax(axis=1)))
 
     # Keys
 
-    async def ready(self, session: "Session") -> tuple[Client, str]:
-        """A client with keys for the server's offer, made now if there are none, and the offer's name."""
-        name = await self.chosen_network(session)
-        table = await session.json("GET", f"v1/offers/{name}")
+    async def prepare_client(self, session: "Session") -> tuple[Client, str]:
+        """The network's name, and a client with keys for it, which are made if there are none."""
+        network = await self.choose_network(session)
+        table = await session.json("GET", f"v1/networks/{network}")
         try:
             spec = ClientSpec.from_json(table)
         except ValueError as error:
             raise PolyNeXtError(
-                f"{self.url} has an offer that this version of polynext does not read ({error}): use the same version "
-                "on both sides."
+                f"{self.url} has a client spec of another version ({error}): use the same version of polynext on both "
+                "sides."
             ) from error
         if self.client is None or self.client.spec.fingerprint != spec.fingerprint:
-            self.client = await asyncio.to_thread(self.own_client, spec)
+            self.client = await asyncio.to_thread(self.load_client, spec)
         self.client.spec = spec
-        return self.client, name
+        return self.client, network
 
-    async def chosen_network(self, session: "Session") -> str:
-        names = [served["name"] for served in await session.json("GET", "v1/offers")]
+    async def choose_network(self, session: "Session") -> str:
+        names = [network["name"] for network in await session.json("GET", "v1/networks")]
         chosen = names[0] if self.network is None and len(names) == 1 else self.network
         if chosen is None or chosen not in names:
-            asked = "no `network` was chosen" if chosen is None else f"there is no `network` {chosen!r}"
-            raise PolyNeXtError(f"{asked} at {self.url}: choose one of {', '.join(names)}.")
+            problem = f"{self.url} has several networks" if chosen is None else f"{self.url} has no network {chosen!r}"
+            raise PolyNeXtError(f"{problem}: choose a `network`, one of {', '.join(names)}.")
         return chosen
 
-    def own_client(self, spec: ClientSpec) -> Client:
+    def load_client(self, spec: ClientSpec) -> Client:
+        """Load the keys for a client spec, or make them."""
         folder = self.key_folder(spec)
         if (folder / SECRET).exists():
             client = Client.load(folder, self.allow_unencrypted)
             if client.spec.fingerprint != spec.fingerprint:
                 raise PolyNeXtError(
-                    f"{folder} holds keys for parameters {client.spec.fingerprint}, and this offer has "
+                    f"{folder} has keys for client spec {client.spec.fingerprint}, and this network has "
                     f"{spec.fingerprint}: choose another folder for `keys`."
                 )
             return client
@@ -202,32 +216,32 @@ class RemoteClient:
         return client
 
     def key_folder(self, spec: ClientSpec) -> Path:
-        folder = self.folder or platformdirs.user_data_path("polynext") / "keys" / spec.fingerprint
+        folder = self.keys or platformdirs.user_data_path("polynext") / "keys" / spec.fingerprint
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
     async def manifest(self, client: Client) -> list[dict[str, Any]]:
-        """Names, lengths and hashes of the parts of the evaluation keys."""
+        """Names, sizes and hashes of the parts of the evaluation keys."""
         file = self.key_folder(client.spec) / MANIFEST
         if not file.exists():
-            with self.parts(client) as parts:
-                made = [await asyncio.to_thread(describe, name, path) for name, path in parts.items()]
-            file.write_text(json.dumps(made))
+            with self.key_parts(client) as parts:
+                described = [await asyncio.to_thread(describe, name, path) for name, path in parts.items()]
+            file.write_text(json.dumps(described))
         return json.loads(file.read_text())
 
-    def parts(self, client: Client) -> Any:
+    def key_parts(self, client: Client) -> AbstractContextManager[dict[str, Path]]:
         names = [part.name for part in Part.keys(client.spec.rotations)]
         return unpacked(self.key_folder(client.spec) / EVALUATION, names)
 
     async def send_keys(self, session: "Session", client: Client) -> str:
-        """Sends what the server lacks, and returns the keys' name there."""
+        """Send the parts that the server does not have, and return the id of the keys."""
         manifest = await self.manifest(client)
         state = await session.announce(client.spec, manifest)
         if state["state"] == "ready":
             return state["id"]
         total = sum(part["bytes"] for part in state["parts"])
         sent = sum(part["received"] for part in state["parts"])
-        with self.parts(client) as parts:
+        with self.key_parts(client) as parts:
             for part in state["parts"]:
                 if not part["complete"]:
 
@@ -239,147 +253,149 @@ class RemoteClient:
         self.progress("sending keys", 1)
         return state["id"]
 
-    # Requests
+    # Jobs
 
-    async def ask(
-        self, session: "Session", client: Client, name: str, keys: str, ciphertext: Ciphertext, progress: Progress
+    async def submit(
+        self, session: "Session", client: Client, query: dict[str, str], ciphertext: Ciphertext, progress: Progress
     ) -> Ciphertext:
-        """The encrypted answer to a ciphertext."""
-        job, where = secrets.token_hex(16), {"offer": name, "keys": keys}
+        """Submit a ciphertext as a job, wait for it, and return the encrypted answer."""
+        job = f"v1/jobs/{secrets.token_hex(16)}"
         with tempfile.TemporaryDirectory(dir=self.key_folder(client.spec)) as folder:
             file = Path(folder) / "ciphertext"
             ciphertext.save(str(file))
             body = file.read_bytes()
             try:
-                await session.json("PUT", f"v1/jobs/{job}", params=where, content=body)
+                await session.request("PUT", job, params=query, content=body)
             except RefusedError as refusal:
                 if refusal.code not in ("unknown_keys", "keys_incomplete"):
                     raise
-                await self.send_keys(session, client)  # the server forgot them
-                await session.json("PUT", f"v1/jobs/{job}", params=where, content=body)
+                await self.send_keys(session, client)  # the server deleted them
+                await session.request("PUT", job, params=query, content=body)
             await session.wait_for(job, progress)
-            file.write_bytes((await session.request("GET", f"v1/jobs/{job}/answer")).content)
+            file.write_bytes((await session.request("GET", f"{job}/answer")).content)
             parameters = client.spec.parameters
             answer = client.secret.ring.load_ciphertext(file, parameters.depth, parameters.result_scale)
-        await session.request("DELETE", f"v1/jobs/{job}", missing_ok=True)
+        await session.request("DELETE", job, missing_ok=True)
         return answer
 
     @asynccontextmanager
     async def session(self) -> "AsyncIterator[Session]":
-        limits = httpx.Timeout(60.0, connect=10.0)
-        async with httpx.AsyncClient(base_url=f"{self.url}/", headers=self.headers, timeout=limits) as http:
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        timeout = httpx.Timeout(60.0, connect=10.0)
+        async with httpx.AsyncClient(base_url=f"{self.url}/", headers=headers, timeout=timeout) as http:
             try:
                 yield Session(http, self.url, time.monotonic() + self.timeout)
-            except* PolyNeXtError as several:
-                raise first_of(several) from None
+            except* PolyNeXtError as group:
+                raise first_error(group) from None
 
 
 @dataclass
 class Session:
-    """Requests to one server until a deadline, each repeated as long as that makes sense."""
+    """Requests to one server until a deadline. They are repeated while that may help."""
 
     http: httpx.AsyncClient
     url: str
     deadline: float
 
     async def request(
-        self, method: str, path: str, missing_ok: bool = False, again: bool = True, **options: Any
+        self, method: str, path: str, missing_ok: bool = False, retry: bool = True, **options: Any
     ) -> httpx.Response:
-        async def once() -> httpx.Response:
+        async def attempt() -> httpx.Response:
             return checked(await self.http.request(method, path, **options), missing_ok)
 
-        return await (self.repeated(once) if again else once())
+        return await (self.retry(attempt) if retry else attempt())
 
     async def json(self, method: str, path: str, **options: Any) -> Any:
         return (await self.request(method, path, **options)).json()
 
-    async def repeated(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """Tries until it works, is refused for good, or the time is over."""
+    async def retry(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """Repeat an attempt, with growing pauses, until it succeeds, fails for good, or the deadline passes."""
         pause = 0.2
         while True:
             try:
                 return await attempt()
             except RefusedError as refusal:
-                if refusal.code in FINAL or (refusal.retry_after is None and refusal.status not in RETRIED):
+                temporary = refusal.retry_after is not None or refusal.status in RETRIED_STATUSES
+                if refusal.code in FINAL_CODES or not temporary:
                     raise
                 error: Exception = refusal
                 wait = refusal.retry_after or pause
-            except httpx.InvalidURL as mistake:
-                raise PolyNeXtError(f"{self.url!r} is not the address of a service ({mistake}).") from mistake
-            except httpx.TransportError as cut:
-                error, wait = cut, pause
+            except httpx.InvalidURL as invalid:
+                raise PolyNeXtError(f"{self.url!r} is not the address of a service ({invalid}).") from invalid
+            except httpx.TransportError as broken:
+                error, wait = broken, pause
             if time.monotonic() + wait > self.deadline or (isinstance(error, httpx.ConnectError) and pause > 3):
-                raise self.given_up(error) from error
+                raise self.timeout_error(error) from error
             await asyncio.sleep(wait * (0.8 + 0.4 * secrets.randbelow(1000) / 1000))
             pause = min(2 * pause, 10.0)
 
-    def given_up(self, error: Exception) -> PolyNeXtError:
+    def timeout_error(self, error: Exception) -> PolyNeXtError:
         if isinstance(error, RefusedError):
-            return PolyNeXtError(f"{self.url} was asked until the time was over, and said: {error}")
-        why = str(error) or type(error).__name__
-        return PolyNeXtError(f"{self.url} cannot be reached ({why}): check the address, and that the service runs.")
+            return PolyNeXtError(f"{self.url} still refuses after the timeout: {error}")
+        reason = str(error) or type(error).__name__
+        return PolyNeXtError(f"{self.url} cannot be reached ({reason}): check the address, and that the service runs.")
 
     async def announce(self, spec: ClientSpec, manifest: list[dict[str, Any]]) -> Any:
-        return await self.json("POST", "v1/keys", json={"offer": spec.fingerprint, "parts": manifest})
+        return await self.json("POST", "v1/keys", json={"client_spec": spec.fingerprint, "parts": manifest})
 
     async def send_part(self, keys: str, part: dict[str, Any], path: Path, progress: Callable[[int], None]) -> None:
-        """From where the server has it on; after a cut, from there again."""
+        """Send the bytes of a part that the server does not have."""
 
         async def attempt() -> None:
-            state = await self.json("GET", f"v1/keys/{keys}", again=False)
+            state = await self.json("GET", f"v1/keys/{keys}", retry=False)
             received = next(p for p in state["parts"] if p["name"] == part["name"])["received"]
-            if received < part["bytes"]:  # another process with the same keys may be sending it too
+            if received < part["bytes"]:  # another process with the same keys may have sent it
                 where = f"v1/keys/{keys}/parts/{part['name']}"
-                pieces = read_pieces(path, received, lambda at: progress(at - part["received"]))
-                checked(await self.http.put(where, params={"offset": received}, content=pieces))
+                chunks = read_chunks(path, received, lambda at: progress(at - part["received"]))
+                checked(await self.http.put(where, params={"offset": received}, content=chunks))
 
-        await self.repeated(attempt)
+        await self.retry(attempt)
 
     async def wait_for(self, job: str, progress: Progress) -> None:
-        """Until the job is done; raises if it fails."""
+        """Follow the job's server-sent events until it is done. Raises PolyNeXtError if it fails."""
 
         async def attempt() -> None:
-            async with self.http.stream("GET", f"v1/jobs/{job}/events") as response:
+            async with self.http.stream("GET", f"{job}/events") as response:
                 if response.is_error:
                     await response.aread()
                 checked(response)
-                async for line in response.aiter_lines():
+                async for line in response.aiter_lines():  # also comments, which the server sends as a sign of life
                     if time.monotonic() > self.deadline:
-                        raise PolyNeXtError(f"{self.url} has not answered in time: try again with a longer `timeout`.")
-                    if line.startswith("data: ") and self.ended(json.loads(line[6:]), progress):
+                        raise PolyNeXtError(f"{self.url} did not answer in time: try again with a longer `timeout`.")
+                    if line.startswith("data: ") and self.is_done(json.loads(line[6:]), progress):
                         return
-            raise httpx.RemoteProtocolError("the connection was cut")
+            raise httpx.RemoteProtocolError("the connection closed early")
 
-        await self.repeated(attempt)
+        await self.retry(attempt)
 
-    def ended(self, job: dict[str, Any], progress: Progress) -> bool:
+    def is_done(self, job: dict[str, Any], progress: Progress) -> bool:
         if job["state"] == "failed":
-            raise PolyNeXtError(f"{self.url} could not answer: {job['error']}")
+            raise PolyNeXtError(f"the job failed at {self.url}: {job['error']}")
         if job["state"] == "expired":
-            raise PolyNeXtError(f"the answer at {self.url} has expired: ask again.")
-        waiting = f"waiting behind {job['position']}" if job["position"] else "waiting"
-        progress(waiting if job["state"] == "queued" else "computing", job["progress"])
+            raise PolyNeXtError(f"the answer at {self.url} has expired: try again.")
+        queued = f"in the queue behind {job['position']}" if job["position"] else "in the queue"
+        progress(queued if job["state"] == "queued" else "computing", job["progress"])
         return job["state"] == "done"
 
 
 def checked(response: httpx.Response, missing_ok: bool = False) -> httpx.Response:
-    """The response, if it is no refusal."""
+    """The response. Raises RefusedError if it is an error."""
     if response.is_success or (missing_ok and response.status_code == 404):
         return response
     try:
         table = response.json()
-        code, sentence = str(table["code"]), str(table["error"])
+        code, message = str(table["code"]), str(table["error"])
     except (ValueError, KeyError, TypeError):
-        code, sentence = "http", f"the server answered with status {response.status_code}."
+        code, message = "http", f"the server answered with status {response.status_code}."
     retry = response.headers.get("retry-after", "")
-    raise RefusedError(response.status_code, code, sentence, float(retry) if retry.isdigit() else None)
+    raise RefusedError(response.status_code, code, message, float(retry) if retry.isdigit() else None)
 
 
-async def read_pieces(path: Path, start: int, progress: Callable[[int], None]) -> AsyncIterator[bytes]:
+async def read_chunks(path: Path, start: int, progress: Callable[[int], None]) -> AsyncIterator[bytes]:
     with path.open("rb") as file:
         file.seek(start)
-        while piece := file.read(PIECE):
-            yield piece
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
             progress(file.tell())
 
 
@@ -389,34 +405,30 @@ def describe(name: str, path: Path) -> dict[str, Any]:
     return {"name": name, "bytes": path.stat().st_size, "sha256": digest}
 
 
-def prepared_images(images: "Array | Sequence[Image.Image | Path | str]", spec: ClientSpec) -> Array:
+def prepare_images(images: Images, spec: ClientSpec) -> Array:
     if isinstance(images, np.ndarray):
         prepared = np.asarray(images, dtype=np.float64)
     else:
-        prepare = spec.preprocessing
-        prepared = np.array([prepare(picture).astype(np.float64) for picture in opened(images)])
+        opened = [image if isinstance(image, Image.Image) else open_picture(Path(image)) for image in images]
+        prepared = np.array([spec.preprocessing(image).astype(np.float64) for image in opened])
     if len(prepared) == 0:
-        raise PolyNeXtError("there is no image to ask about: give at least one.")
+        raise PolyNeXtError("there are no images: give at least one.")
     return prepared
 
 
-def opened(images: "Iterable[Image.Image | Path | str]") -> list[Image.Image]:
-    return [image if isinstance(image, Image.Image) else open_picture(Path(image)) for image in images]
-
-
-def first_of(several: BaseExceptionGroup[PolyNeXtError]) -> PolyNeXtError:
-    found: BaseException = several
+def first_error(group: BaseExceptionGroup[PolyNeXtError]) -> PolyNeXtError:
+    found: BaseException = group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     assert isinstance(found, PolyNeXtError)
     return found
 
 
-def run(task: Coroutine[Any, Any, Result]) -> Result:
-    """A coroutine's result in ordinary code, also where an event loop is running, as in a notebook."""
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine from synchronous code, also while an event loop runs, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(task)
+        return asyncio.run(coroutine)
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, task).result()
+        return thread.submit(asyncio.run, coroutine).result()

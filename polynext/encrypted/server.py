@@ -1,6 +1,5 @@
-"""The side that owns the network: prepares it, and answers requests that it cannot read."""
+"""The server: it owns the network, and computes on requests that it cannot read."""
 
-import multiprocessing
 import time
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -10,55 +9,51 @@ from polynext.encrypted.files import (
     check_fits,
     folder_beside,
     header_for,
-    key_names,
     numbered,
     read_header,
     unpacked,
     write_parts,
 )
 from polynext.encrypted.runtime.backends import get_backend
-from polynext.encrypted.runtime.backends.protocol import Ciphertext, EvaluationKeys, Ring
+from polynext.encrypted.runtime.backends.protocol import Ciphertext, EvaluationKeys, Part, Ring
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.program import Program
 from polynext.encrypted.runtime.program_file import load_program, save_program
-from polynext.encrypted.runtime.sharing import Shared
+from polynext.encrypted.runtime.sharing import Shared, fork_context
 from polynext.errors import PolyNeXtError
 from polynext.memory import peak_memory
 
-# Samples are pictures that everybody may see, to try the network with; a folder need not have them.
+# Samples are public images to try the network with. They are optional.
 PROGRAM, CLIENT_SPEC, SAMPLES = "program.npz", "client_spec.json", "samples"
 
 
 def save_server(program: Program, spec: ClientSpec, folder: Path) -> None:
-    """What a server keeps: the program, with the network's weights, and the offer for clients."""
+    """Save a server folder: the program, which contains the weights, and the client spec."""
     folder.mkdir(parents=True, exist_ok=True)
     save_program(program, folder / PROGRAM)
     spec.save(folder / CLIENT_SPEC)
 
 
 def load_client_spec(folder: Path) -> ClientSpec:
-    """The offer in a server's folder, if that has all it should."""
+    """The client spec in a server folder, after checking that the folder is complete."""
     for name in (PROGRAM, CLIENT_SPEC):
         if not (folder / name).is_file():
-            raise PolyNeXtError(
-                f"{folder} has no {name}, which `polynext encrypted prepare` writes: run it, again if it was an "
-                "earlier version's."
-            )
+            raise PolyNeXtError(f"{folder} has no {name}: write it with this version's `polynext encrypted prepare`.")
     return ClientSpec.load(folder / CLIENT_SPEC)
 
 
 def load_server(folder: Path, spec: ClientSpec) -> Program:
-    """The program in a server's folder, if it keeps the offer's promises."""
+    """The program in a server folder. Raises PolyNeXtError if the client spec does not describe it."""
     program = load_program(folder / PROGRAM)
     if not spec.describes(program):
         raise PolyNeXtError(
-            f"{PROGRAM} and {CLIENT_SPEC} in {folder} do not go together: run `polynext encrypted prepare` again."
+            f"{PROGRAM} and {CLIENT_SPEC} in {folder} do not match: run `polynext encrypted prepare` again."
         )
     return program
 
 
 class Server:
-    """A network with one client's evaluation keys: its diagonals are encoded once and kept."""
+    """A network with one client's evaluation keys. The weights are encoded once."""
 
     def __init__(self, program: Program, spec: ClientSpec, keys: EvaluationKeys, ring: Ring, key: str = ""):
         self.program, self.spec, self.ring, self.key = program, spec, ring, key
@@ -67,19 +62,21 @@ class Server:
 
     @classmethod
     def load(cls, folder: Path, keys: Path) -> "Server":
+        """Load a server folder and a file of evaluation keys."""
         spec = load_client_spec(folder)
         header = read_header(keys, "evaluation")
         check_fits(keys, header, spec)
         program = load_server(folder, spec)
         ring = get_backend(spec.backend).ring(spec.parameters)
-        names = key_names(spec.rotations)
-        with unpacked(keys, ["relinearisation", *names.values()]) as parts:
-            rotations = {step: parts[name] for step, name in names.items()}
-            loaded = ring.load_evaluation_keys(parts["relinearisation"], rotations)
+        relinearisation, *rotations = Part.keys(spec.rotations)
+        with unpacked(keys, [relinearisation.name, *(part.name for part in rotations)]) as files:
+            loaded = ring.load_evaluation_keys(
+                files[relinearisation.name], {part.step: files[part.name] for part in rotations}
+            )
         return cls(program, spec, loaded, ring, header["key"])
 
     def answer(self, ciphertext: Ciphertext, processes: int = 1) -> Ciphertext:
-        """The encrypted logits of an encrypted image, or of as many images as it holds, by several processes."""
+        """The encrypted logits of the images in a ciphertext, computed by one or several processes."""
         if processes <= 1:
             return execute(self.program, self.encoded, self.evaluator, ciphertext)
         costs = get_backend(self.spec.backend).costs(self.spec.parameters.ring_degree)
@@ -87,28 +84,30 @@ class Server:
         return shared.best().run(ciphertext, self.ring)
 
     def answer_request(self, request: Path, path: Path, processes: int = 1) -> None:
-        """Answers all ciphertexts of a request file into an answer file, several at a time if asked."""
+        """Compute all ciphertexts of a request file and write an answer file."""
         header = read_header(request, "request")
         check_fits(request, header, self.spec, self.key)
         count = self.spec.ciphertexts(header["images"])
         with unpacked(request, numbered("image", count)) as parts, folder_beside(path) as folder:
             targets = [Path(folder) / name for name in numbered("result", count)]
-            self.work(list(zip(parts.values(), targets, strict=True)), processes)
+            self.answer_files(list(zip(parts.values(), targets, strict=True)), processes)
             answered = header_for(self.spec, self.key, images=header["images"])
             write_parts(path, "answer", answered, {target.name: target for target in targets})
 
-    def work(self, tasks: list[tuple[Path, Path]], processes: int) -> None:
-        """A library may hold Python's lock: a second core takes a second process, a fork with the same keys. Several
-        ciphertexts are worked on at a time; where there are more processes than ciphertexts, they share one."""
-        apart = min(processes, len(tasks))
-        if apart <= 1:
-            for source, target in tasks:
+    def answer_files(self, files: list[tuple[Path, Path]], processes: int) -> None:
+        """Compute ciphertexts in several forks, which share keys and weights: SEAL holds Python's lock.
+
+        Each fork computes its own ciphertexts. With more processes than ciphertexts, several share one ciphertext.
+        """
+        forks = min(processes, len(files))
+        if forks <= 1:
+            for source, target in files:
                 self.answer_file(source, target, processes)
             return
-        context = multiprocessing.get_context("fork")
+        context = fork_context()
         errors = context.SimpleQueue()
-        shares = [(tasks[i::apart], len(range(i, processes, apart))) for i in range(apart)]
-        workers = [context.Process(target=self.work_apart, args=(*share, errors)) for share in shares]
+        shares = [(files[i::forks], len(range(i, processes, forks))) for i in range(forks)]
+        workers = [context.Process(target=self.answer_in_fork, args=(*share, errors)) for share in shares]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -116,12 +115,11 @@ class Server:
         if not errors.empty():
             raise PolyNeXtError(errors.get())
         if any(worker.exitcode for worker in workers):
-            raise PolyNeXtError("a worker process died: give fewer --processes, or more memory.")
+            raise PolyNeXtError("a worker process died: use fewer --processes, or a machine with more memory.")
 
-    def work_apart(self, tasks: list[tuple[Path, Path]], processes: int, errors: "SimpleQueue[str]") -> None:
-        """What one of several processes does, and those that it shares its ciphertexts with."""
+    def answer_in_fork(self, files: list[tuple[Path, Path]], processes: int, errors: "SimpleQueue[str]") -> None:
         try:
-            for source, target in tasks:
+            for source, target in files:
                 self.answer_file(source, target, processes)
         except PolyNeXtError as error:
             errors.put(str(error))
@@ -132,13 +130,13 @@ class Server:
             result = self.answer(image, processes)
         except (RuntimeError, ValueError) as error:
             raise PolyNeXtError(
-                f"{source.name} cannot be computed with ({error}): encrypt the images again, with keys of one keygen."
+                f"computing on {source.name} failed ({error}): encrypt the images again, with keys of the same keygen."
             ) from error
         result.save(str(target))
 
 
-def serve(folder: Path, keys: Path, requests: list[Path], answers: Path) -> tuple[list[float], int]:
-    """Answers requests, and tells the seconds of each and the peak memory of this process."""
+def answer_requests(folder: Path, keys: Path, requests: list[Path], answers: Path) -> tuple[list[float], int]:
+    """Answer requests; returns the seconds of each and the peak memory of this process."""
     server = Server.load(folder, keys)
     took = []
     for request in requests:

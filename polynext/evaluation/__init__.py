@@ -1,11 +1,7 @@
-"""How often a network is right: on ImageNet and its relatives, corrupted images, and the sets to train on.
+"""Accuracy of a classifier on ImageNet and its variants, on corrupted images, and on the data sets for training.
 
-Start with `measure.py`; `sets.py` says what there is to evaluate on.
+Start with `measure.py`; `sets.py` has the data sets.
 """
-
-from polynext.extras import require
-
-require("train")
 
 from polynext.evaluation.corruptions import CORRUPTIONS, corrupt
 from polynext.evaluation.measure import evaluate

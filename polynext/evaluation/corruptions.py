@@ -1,22 +1,22 @@
 """The fifteen corruptions of ImageNet-C at five severities, for images of any size.
 
-Our own functions after the published definitions (Hendrycks and Dietterich, ICLR 2019), with lengths as fractions of
-the image instead of pixels of a 224-pixel one. Figures measured with them are not comparable with the released
-ImageNet-C.
+They follow the published definitions (Hendrycks and Dietterich, ICLR 2019) with lengths scaled to the image. Results
+are not comparable with the released ImageNet-C.
 
-Each takes float values in 0 to 1 of shape (H, W, C), a severity from 1 to 5, and a random generator, and returns the
-same shape; `corrupt` does that for uint8 images.
+Each function takes float values in 0 to 1 of shape (H, W, C), a severity from 1 to 5 and a random generator, and
+returns the same shape. `corrupt` is for uint8 images.
 """
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from scipy import ndimage
 
 from polynext.errors import PolyNeXtError
+from polynext.extras import require
 
 Pixels = npt.NDArray[np.float64]
 Corruption = Callable[[Pixels, int, np.random.Generator], Pixels]
@@ -25,7 +25,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 
 def corrupt(image: npt.NDArray[np.uint8], name: str, severity: int, seed: int = 0) -> npt.NDArray[np.uint8]:
-    """A uint8 image, (H, W) or (H, W, C), corrupted: the same for the same seed."""
+    """Corrupts a uint8 image, (H, W) or (H, W, C), with random numbers from the seed."""
     if name not in CORRUPTIONS or severity not in SEVERITIES:
         raise PolyNeXtError(
             f"there is no corruption {name!r} of severity {severity}: choose a severity from 1 to 5 and one of "
@@ -65,10 +65,10 @@ def glass_blur(x: Pixels, severity: int, generator: np.random.Generator) -> Pixe
     distance = length(x, (1, 2, 2, 3, 4)[severity - 1])
     reach = max(1, round(distance))
     rounds = (2, 1, 3, 2, 2)[severity - 1]
-    share = 1.0 if distance >= 1 else (0.3, 0.45, 0.6, 0.8, 1.0)[severity - 1]  # less than a pixel: some pixels only
+    share = 1.0 if distance >= 1 else (0.3, 0.45, 0.6, 0.8, 1.0)[severity - 1]  # below a pixel, move only some pixels
     x = blur(x, sigma).copy()
     height, width = x.shape[:2]
-    for _ in range(rounds):  # every pixel changes places with a near one
+    for _ in range(rounds):  # exchange each pixel with a near one
         dy = generator.integers(-reach, reach + 1, size=(height, width))
         dx = generator.integers(-reach, reach + 1, size=(height, width))
         moves = generator.random((height, width)) < share
@@ -120,7 +120,7 @@ def fog(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels:
 
 
 def brightness(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels:
-    """Raises the value of HSV, the largest of a pixel's channels, and the others in proportion."""
+    """Raises the value of HSV, which is the largest channel of a pixel, and the other channels in proportion."""
     amount = (0.1, 0.2, 0.3, 0.4, 0.5)[severity - 1]
     value = x.max(axis=2, keepdims=True)
     return np.where(value > 0, x * (np.minimum(value + amount, 1) / np.maximum(value, 1e-6)), amount)
@@ -134,10 +134,12 @@ def contrast(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels
 def elastic_transform(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels:
     side = min(x.shape[:2])
     amount, smooth = ((0.03, 0.08), (0.045, 0.07), (0.05, 0.05), (0.06, 0.04), (0.08, 0.035))[severity - 1]
-    shifts = [ndimage.gaussian_filter(generator.uniform(-1, 1, x.shape[:2]), max(smooth * side, 0.6)) for _ in range(2)]
+    shifts = [
+        ndimage().gaussian_filter(generator.uniform(-1, 1, x.shape[:2]), max(smooth * side, 0.6)) for _ in range(2)
+    ]
     shifts = [amount * side * s / max(np.abs(s).max(), 1e-9) for s in shifts]
     places = np.mgrid[: x.shape[0], : x.shape[1]] + np.stack(shifts)
-    return each_channel(x, lambda c: ndimage.map_coordinates(c, places, order=1, mode="reflect"))
+    return each_channel(x, lambda c: ndimage().map_coordinates(c, places, order=1, mode="reflect"))
 
 
 def pixelate(x: Pixels, severity: int, generator: np.random.Generator) -> Pixels:
@@ -168,8 +170,16 @@ CORRUPTIONS: dict[str, Corruption] = {
 }  # fmt: skip
 
 
+def ndimage() -> Any:
+    """SciPy's image filters, which only corruptions need."""
+    require("train", "scipy")
+    from scipy import ndimage
+
+    return ndimage
+
+
 def length(x: Pixels, at_224: float, least: float = 0.0) -> float:
-    """A length given in pixels of a 224-pixel image, in pixels of this one."""
+    """A length in pixels of a 224-pixel image, scaled to this image."""
     return max(at_224 * min(x.shape[:2]) / 224, least)
 
 
@@ -178,15 +188,15 @@ def each_channel(x: Pixels, change: Callable[[Pixels], Pixels]) -> Pixels:
 
 
 def convolve(x: Pixels, kernel: Pixels) -> Pixels:
-    return each_channel(x, lambda c: ndimage.convolve(c, kernel / kernel.sum(), mode="nearest"))
+    return each_channel(x, lambda c: ndimage().convolve(c, kernel / kernel.sum(), mode="nearest"))
 
 
 def blur(x: Pixels, sigma: float) -> Pixels:
-    return each_channel(x, lambda c: ndimage.gaussian_filter(c, sigma, mode="nearest"))
+    return each_channel(x, lambda c: ndimage().gaussian_filter(c, sigma, mode="nearest"))
 
 
 def streak(reach: float, sigma: float, angle: float) -> Pixels:
-    """A line through the middle that fades to one side."""
+    """The kernel of a line through the centre that fades to one side."""
     size = int(np.ceil(reach))
     y, x = np.mgrid[-size : size + 1, -size : size + 1]
     along = x * np.cos(np.radians(angle)) + y * np.sin(np.radians(angle))
@@ -196,14 +206,16 @@ def streak(reach: float, sigma: float, angle: float) -> Pixels:
 
 
 def zoomed(x: Pixels, zoom: float) -> Pixels:
-    """The middle of the image enlarged to the whole."""
+    """The centre of the image, enlarged to its size."""
     centre = (np.array(x.shape[:2]) - 1) / 2
     offset = centre - centre / zoom
-    return each_channel(x, lambda c: ndimage.affine_transform(c, np.full(2, 1 / zoom), offset, order=1, mode="nearest"))
+    return each_channel(
+        x, lambda c: ndimage().affine_transform(c, np.full(2, 1 / zoom), offset, order=1, mode="nearest")
+    )
 
 
 def cloud(size: tuple[int, ...], decay: float, generator: np.random.Generator) -> Pixels:
-    """Smooth noise in 0 to 1 with as much of each frequency as its power `-decay`, as fractal clouds have."""
+    """Fractal noise in 0 to 1: the amplitude of a frequency f is f^-decay."""
     frequency = np.hypot(np.fft.fftfreq(size[0])[:, None] * size[0], np.fft.fftfreq(size[1]) * size[1])
     spectrum = np.fft.fft2(generator.normal(size=size)) / np.maximum(frequency, 1) ** decay
     noise = np.fft.ifft2(spectrum).real
@@ -211,7 +223,7 @@ def cloud(size: tuple[int, ...], decay: float, generator: np.random.Generator) -
 
 
 def ice_texture(size: tuple[int, ...], generator: np.random.Generator) -> Pixels:
-    """Bright ridges where two clouds meet, denser towards the border, as ice grows on a pane."""
+    """Bright ridges where two clouds meet, denser towards the border, like ice on a window."""
     ridges = 1 - np.abs(cloud(size, 1.2, generator) - cloud(size, 1.2, generator)) * 2
     y, x = np.mgrid[: size[0], : size[1]]
     border = np.maximum(np.abs(2 * y / max(size[0] - 1, 1) - 1), np.abs(2 * x / max(size[1] - 1, 1) - 1))

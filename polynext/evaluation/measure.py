@@ -1,4 +1,4 @@
-"""How often a network is right on a data set, as a record that tells what was measured on what."""
+"""The accuracy of a network on a data set, as a record with the network, the data and the versions."""
 
 import json
 import platform
@@ -14,12 +14,11 @@ import polynext
 from polynext.acceleration import accelerate
 from polynext.data import DataConfig
 from polynext.distributed import Processes, alone
-from polynext.errors import PolyNeXtError, require_at_least
+from polynext.errors import PolyNeXtError, preview, require_at_least
 from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
 from polynext.evaluation.scores import ALEXNET_ERRORS, Scores, mean_corruption_error, score
 from polynext.evaluation.sets import ALL_NAMES, IMAGENETS, corrupted_folder, open_corrupted, open_set
 from polynext.files import write_atomically
-from polynext.models.published import some
 from polynext.paper import figure_of, published_figure
 
 if TYPE_CHECKING:
@@ -35,16 +34,16 @@ def evaluate(
     partial: Path | None = None,
     group: Processes | None = None,
 ) -> dict[str, Any]:
-    """Measures a network, and returns the figures with all they belong to.
+    """Evaluates a network and returns the record.
 
     Args:
-        run: the network, as `polynext.load_run` gives it.
-        data: one of `polynext.evaluation.ALL_NAMES`; what the network was trained on by default.
+        run: the network, from `polynext.load_run`.
+        data: one of `polynext.evaluation.ALL_NAMES`; by default the data that the network was trained on.
         root: the folder of the data, or a .npz file.
         batch_size: images at a time; the result does not depend on it.
-        workers: processes that prepare images.
-        partial: where a corrupted set's results are kept until all are there, to go on after an interruption.
-        group: the processes of a distributed evaluation; each gets the whole result.
+        workers: worker processes that prepare images.
+        partial: a file for the finished part of a corrupted set, from which an interrupted evaluation resumes.
+        group: the processes of a distributed evaluation, which all return the whole result.
     """
     require_at_least(1, batch_size=batch_size)
     require_at_least(0, workers=workers)
@@ -80,10 +79,7 @@ def describe(run: "Run", data: str, root: Path | None) -> dict[str, Any]:
 
 
 def paper_figure(run: "Run", data: str) -> float | None:
-    """The paper's figure, if weights like these are what it is of.
-
-    That is: published weights of its tag, or weights of one of our runs, from scratch and on the same data.
-    """
+    """The accuracy in the paper, for the published weights or a network trained from scratch on the same data."""
     if run.tag is not None:
         return published_figure(run.tagged_name, data)
     if run.config is None:
@@ -100,8 +96,8 @@ def evaluate_clean(
     classes = chosen.examples.classes
     if run.classes and name == run.data.name and tuple(classes) != run.classes:
         raise PolyNeXtError(
-            f"{name} has the classes {some(classes, 3)} and the network {some(run.classes, 3)}: "
-            "evaluate it on data of its own classes."
+            f"{name} has the classes {preview(classes, 3)} and the network {preview(run.classes, 3)}: "
+            "evaluate it on data with its classes."
         )
     scores = score(run.model, chosen, group, batch_size, workers)
     per_class = {
@@ -130,7 +126,7 @@ def evaluate_corrupted(
     workers: int,
     partial: Path | None,
 ) -> dict[str, Any]:
-    """All corruptions and severities. What is done is kept in a file until all is."""
+    """Evaluates all corruptions and severities. The file `partial` has the finished ones until the last."""
     name = about["data"]
     done: dict[str, dict[str, Any]] = {}
     task_of = {key: about[key] for key in ("model", "weights", "data", "root")}
@@ -139,7 +135,7 @@ def evaluate_corrupted(
         done = kept["done"] if kept["of"] == task_of else {}
     tasks = [(c, s) for c in CORRUPTIONS for s in SEVERITIES]
     if name == "imagenet-c":
-        for task in tasks:  # before an hour's work is lost to a missing folder
+        for task in tasks:  # a missing folder should be reported at once
             corrupted_folder(data, *task)
     for corruption, severity in tqdm(tasks, unit="set", leave=False, disable=None if group.first else True):
         key = f"{corruption}/{severity}"

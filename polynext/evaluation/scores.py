@@ -1,4 +1,4 @@
-"""Counting right answers: every image once, whatever the batch size, workers and processes."""
+"""Counts of correct predictions: every image once, for any batch size, workers and processes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.evaluation.sets import EvaluationSet
 
-# AlexNet's errors in per cent, by which a corruption's error is divided for the mCE.
+# AlexNet's errors in percent, the reference of the mCE.
 ALEXNET_ERRORS = {
     "gaussian_noise": 88.6, "shot_noise": 89.4, "impulse_noise": 92.3, "defocus_blur": 82.0, "glass_blur": 82.6,
     "motion_blur": 78.6, "zoom_blur": 79.8, "snow": 86.7, "frost": 82.7, "fog": 81.9, "brightness": 56.5,
@@ -23,7 +23,7 @@ ALEXNET_ERRORS = {
 
 @dataclass(frozen=True)
 class Scores:
-    """Counts over a set: images, right first answers, right among the first five, and both per class."""
+    """Counts over a set: images, correct top-1 and top-5 predictions, and images and correct ones of each class."""
 
     images: int
     right: int
@@ -42,11 +42,11 @@ class Scores:
 
 @torch.inference_mode()
 def score(model: nn.Module, chosen: EvaluationSet, group: Processes, batch_size: int = 64, workers: int = 0) -> Scores:
-    """How often a model is right on a set, over all processes."""
+    """Counts the correct predictions of a model on a set, over all processes."""
     model.eval()
     classes = len(chosen.examples.classes)
     among = None if chosen.among is None else torch.from_numpy(chosen.among).to(group.device)
-    counts = np.zeros((3, classes), dtype=np.int64)  # images, right, right in five
+    counts = np.zeros((3, classes), dtype=np.int64)  # images, correct top-1, correct top-5
     share = (group.rank, group.count)
     batches = evaluation_batches(chosen.examples, chosen.preprocessing, batch_size, share, workers)
     mine = range(group.rank, len(chosen.examples), group.count)
@@ -65,7 +65,7 @@ def score(model: nn.Module, chosen: EvaluationSet, group: Processes, batch_size:
     total = np.array(group.total(*counts.ravel().tolist()), dtype=np.int64).reshape(counts.shape)
     images, right, in_five = total.sum(axis=1).tolist()
     if not images:
-        raise PolyNeXtError("no image of this set has an accepted answer: there is nothing to score.")
+        raise PolyNeXtError("no image of this set has an accepted label: there is nothing to score.")
     return Scores(images, right, in_five, total[0].tolist(), total[1].tolist())
 
 
@@ -77,13 +77,13 @@ def check_classes(logits: Tensor, classes: int, among: Tensor | None) -> Tensor:
         return logits[:, among]
     if logits.shape[1] != classes:
         raise PolyNeXtError(
-            f"the network has {logits.shape[1]} classes and the data set {classes}: give a checkpoint that was "
-            "trained for these classes."
+            f"the network has {logits.shape[1]} classes and the data set {classes}: give a checkpoint for "
+            "these classes."
         )
     return logits
 
 
 def mean_corruption_error(errors: Mapping[str, Iterable[float]], reference: dict[str, float]) -> float:
-    """The mCE: a corruption's mean error over severities in units of a reference network's, averaged."""
+    """The mCE: the mean error of each corruption relative to a reference network, averaged over corruptions."""
     ratios = [np.mean(list(errors[name])) / reference[name] for name in reference]
     return 100 * float(np.mean(ratios))

@@ -1,4 +1,4 @@
-"""The data sets a classifier is evaluated on, each with its images, its classes and its preprocessing."""
+"""The data sets for evaluation: their images, classes and preprocessing."""
 
 import json
 import pkgutil
@@ -14,7 +14,7 @@ from polynext.data.sets import SPLIT_FOLDERS
 from polynext.errors import PolyNeXtError
 from polynext.evaluation.corruptions import corrupt
 
-# Scored as they are, and corrupted on the fly by our own corruptions.
+# Evaluated as they are or, with -c, corrupted on the fly.
 PLAIN = tuple(name for name in DATA_SETS if name != "imagenet")
 IMAGENETS = (
     "imagenet", "imagenet-real", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch", "imagenet-c",
@@ -26,8 +26,11 @@ ALL_NAMES = (*PLAIN, *IMAGENETS, *(f"{name}-c" for name in PLAIN))
 class EvaluationSet:
     """Images and how they are scored.
 
-    `among` are the classes of the network that an answer is chosen from, in the order of the examples' labels; None for
-    all. `answers` are the labels that count as right for each image, where that may be several or none.
+    Attributes:
+        examples: the images.
+        preprocessing: how they become the network's input.
+        among: the network's classes that are predicted from, in the order of the labels; None for all.
+        answers: the labels that are correct for each image, if these are several or none.
     """
 
     examples: Examples
@@ -37,7 +40,7 @@ class EvaluationSet:
 
 
 class CorruptedExamples(Examples):
-    """Examples with one corruption at one severity, the same every time."""
+    """Examples with one corruption at one severity, reproducibly."""
 
     def __init__(self, examples: Examples, corruption: str, severity: int):
         super().__init__(examples.labels, examples.classes)
@@ -49,7 +52,7 @@ class CorruptedExamples(Examples):
 
 
 def open_set(name: str, data: DataConfig) -> EvaluationSet:
-    """A named set, or any to train on. `data` has its place and the network's preprocessing, which some sets change."""
+    """A set by its name. `data` has its root and the network's preprocessing, which some sets change."""
     preprocessing = data.preprocessing
     arrays = name == "imagenet" and data.root is not None and data.root.suffix == ".npz"
     if name not in IMAGENETS or arrays:
@@ -69,7 +72,7 @@ def open_set(name: str, data: DataConfig) -> EvaluationSet:
         examples = relabelled(FolderExamples(root), root, synsets("imagenet"))
         answers = real_answers(examples) if name == "imagenet-real" else None
         return EvaluationSet(examples, preprocessing, answers=answers)
-    raise AssertionError(f"{name} is open_corrupted's")
+    raise AssertionError(f"{name} is a set of open_corrupted")
 
 
 def open_corrupted(name: str, data: DataConfig, corruption: str, severity: int) -> EvaluationSet:
@@ -83,16 +86,16 @@ def open_corrupted(name: str, data: DataConfig, corruption: str, severity: int) 
 
 
 def corrupted_folder(data: DataConfig, corruption: str, severity: int) -> Path:
-    """Where ImageNet-C has the images of one corruption at one severity."""
+    """The folder of one corruption at one severity in ImageNet-C."""
     folder = folder_of(data.root, "imagenet-c") / corruption / str(severity)
     if not folder.is_dir():
-        raise PolyNeXtError(f"there is no {folder}: imagenet-c needs all 15 corruptions at 5 severities for its mCE.")
+        raise PolyNeXtError(f"there is no {folder}: the mCE of imagenet-c needs all 15 corruptions at 5 severities.")
     return folder
 
 
 def folder_of(root: Path | None, name: str) -> Path:
     if root is None or not root.is_dir():
-        found = f"there is none at {root}" if root else "none was given"
+        found = f"{root} is not a folder" if root else "none was given"
         raise PolyNeXtError(f"{name} needs its folder as `root`: {found}.")
     if name in ("imagenet", "imagenet-real"):
         for inner in SPLIT_FOLDERS["test"]:
@@ -102,7 +105,7 @@ def folder_of(root: Path | None, name: str) -> Path:
 
 
 def synsets(name: str) -> list[str]:
-    """The class names of ImageNet, or of its 200-class relatives, as timm lists them."""
+    """The class names of ImageNet or of its variants with 200 classes, from timm."""
     return timm_list(f"{name.replace('-', '_')}_synsets.txt").split()
 
 
@@ -113,15 +116,14 @@ def timm_list(file: str) -> str:
 
 
 def relabelled(examples: FolderExamples, root: Path, classes: list[str]) -> FolderExamples:
-    """Labels by these classes instead of by the folders' order; every class must be there, and no other."""
+    """Labels by these classes instead of the order of the folders. All classes must be there, and no others."""
     unknown = [name for name in examples.classes if name not in classes]
     if unknown:
         raise PolyNeXtError(f"{root} has folders that are not classes of this data set: {', '.join(unknown[:5])}.")
     missing = [name for name in classes if name not in examples.classes]
     if missing:
         raise PolyNeXtError(
-            f"{root} lacks {len(missing)} of {len(classes)} classes, the first {missing[0]}: "
-            "a figure from the rest would not be this data set's."
+            f"{root} lacks {len(missing)} of {len(classes)} classes, such as {missing[0]}: give the complete data set."
         )
     number = {name: i for i, name in enumerate(classes)}
     examples.labels = np.array([number[examples.classes[label]] for label in examples.labels])
@@ -134,9 +136,9 @@ def real_answers(examples: FolderExamples) -> list[list[int]]:
     labels = json.loads(timm_list("imagenet_real_labels.json"))
     answers = {f"ILSVRC2012_val_{i + 1:08d}": accepted for i, accepted in enumerate(labels)}
     paths = [examples.path(i) for i in range(len(examples))]
-    strange = [path.name for path in paths if path.stem not in answers]
-    if strange:
+    unknown = [path.name for path in paths if path.stem not in answers]
+    if unknown:
         raise PolyNeXtError(
-            f"imagenet-real goes by file names, and {strange[0]} is not one of ILSVRC2012_val_*: rename it."
+            f"imagenet-real finds labels by file name, and {unknown[0]} is not one of ILSVRC2012_val_*: rename it."
         )
     return [answers[path.stem] for path in paths]

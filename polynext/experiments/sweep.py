@@ -1,10 +1,10 @@
-"""Many short runs, each in a folder of its own, whatever happens to the others.
+"""Sweeps: many short training runs, each in its own folder, trained in parallel processes.
 
-    OUT/sweep.json                what all runs share
+    OUT/sweep.json                settings that all runs share
     OUT/NAME/seed-N/              a training run's folder
-    OUT/NAME/seed-N/result.json   written when it is over: an accuracy, the step it diverged at, or an error
+    OUT/NAME/seed-N/result.json   its result: an accuracy, the step at which it diverged, or an error
 
-A run with a result is not run again, unless that is an error; one without goes on where it was.
+`run_sweep` skips runs that have a result, repeats runs that ended with an error, and resumes interrupted runs.
 """
 
 import functools
@@ -17,112 +17,124 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 
+from polynext.config import TrainConfig
 from polynext.data import DataConfig, load_examples
 from polynext.distributed import cores
 from polynext.errors import PolyNeXtError
+from polynext.experiments.report import Report
 from polynext.files import write_atomically
 from polynext.threads import idle_threads_give_way
 from polynext.training.classification import train
-from polynext.training.config import TrainConfig
 from polynext.training.folder import RunFolder
 from polynext.training.loop import DivergedError
 from polynext.training.stopping import Interrupted, termination_as_interrupt
 
-SECONDS_BETWEEN_LOOKS = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sweep(ABC):
-    """What all runs of a sweep share. What tells its runs apart is for its kinds to say.
-
-    Attributes:
-        images: how many training images; 0 for all.
-        root: folder of the data.
-    """
-
-    images: int = 0
-    root: str = ""
-
-    # What may be given otherwise when a sweep goes on: data may have moved.
-    may_change: ClassVar[frozenset[str]] = frozenset({"root"})
-
-    @abstractmethod
-    def config(self, name: str) -> TrainConfig:
-        """How the run of this name is trained."""
-
-    def conclude(self, folder: Path) -> dict[str, Any]:
-        """What to find out about a trained network beside its accuracy."""
-        return {}
-
-    def on_its_data(self, config: TrainConfig) -> TrainConfig:
-        """A run on the sweep's images."""
-        root = Path(self.root) if self.root else config.data.root
-        return replace(config, data=replace(config.data, limit=self.images, root=root))
-
-    def open(self, out: Path) -> None:
-        """Starts a sweep's folder, or checks that it is this one's."""
-        file = out / "sweep.json"
-        if file.is_file():
-            before = self.read(out)
-            pairs = zip(asdict(before).items(), asdict(self).values(), strict=True)
-            different = [f"{key} {old!r}, not {new!r}" for (key, old), new in pairs if old != new and self.fixed(key)]
-            if different:
-                raise PolyNeXtError(
-                    f"{out} holds runs with {', '.join(different)}: give the same again, or another `out`."
-                )
-        elif out.exists() and (not out.is_dir() or (out / "config.yaml").exists()):
-            raise PolyNeXtError(f"{out} is {'a training run' if out.is_dir() else 'a file'}: give another `out`.")
-        write_atomically(file, json.dumps(asdict(self), indent=2).encode())
-
-    def fixed(self, field: str) -> bool:
-        return field not in self.may_change
-
-    @classmethod
-    def read(cls, out: Path) -> Self:
-        """What the runs in a folder share."""
-        file = out / "sweep.json"
-        if not file.is_file():
-            raise PolyNeXtError(f"{out} holds no sweep: give the `out` of one.")
-        try:
-            return cls(**json.loads(file.read_text()))
-        except (TypeError, ValueError) as error:
-            raise PolyNeXtError(f"{out} holds a sweep of another kind: give another `out`.") from error
+CRASHED_AT_START, INTERRUPTED = 1, 130  # exit statuses of a process
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a sweep."""
+    """One training run of a sweep."""
 
     name: str
     seed: int
 
     def folder(self, out: Path) -> Path:
+        """The run's folder in the sweep's folder `out`."""
         return out / self.name / f"seed-{self.seed}"
 
     def result(self, out: Path) -> dict[str, Any] | None:
+        """The run's result; None if it has not ended."""
         file = self.folder(out) / "result.json"
         return json.loads(file.read_text()) if file.is_file() else None
 
     def finished(self, out: Path) -> bool:
-        result = self.result(out)
-        return result is not None and "error" not in result
+        """Whether the run ended without an error."""
+        return "error" not in (self.result(out) or {"error": "not trained yet"})
+
+    def write(self, out: Path, result: dict[str, Any]) -> None:
+        """Stores the run's result."""
+        write_atomically(self.folder(out) / "result.json", json.dumps(result).encode())
 
     def forget(self, out: Path) -> None:
-        """Takes the result away, so that the trial is concluded again; what was trained stays."""
+        """Removes the result but keeps the trained weights, so that `run_sweep` only repeats `Sweep.conclude`."""
         (self.folder(out) / "result.json").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(ABC):
+    """Settings that all runs of a sweep share. Subclasses define the runs by name.
+
+    Attributes:
+        images: number of training images; 0 for all.
+        root: folder or .npz file of the data; the recipe's by default.
+    """
+
+    images: int = 0
+    root: str = ""
+
+    # Fields that may change when a sweep is resumed. Data may have moved.
+    may_change: ClassVar[frozenset[str]] = frozenset({"root"})
+
+    @abstractmethod
+    def config(self, name: str) -> TrainConfig:
+        """The training config of the run with this name."""
+
+    @abstractmethod
+    def report(self, trials: Sequence[Trial], out: Path) -> Report:
+        """The report on the results in a sweep's folder."""
+
+    def conclude(self, folder: Path) -> dict[str, Any]:
+        """Further results for result.json, computed from a trained run's folder."""
+        return {}
+
+    def with_data(self, config: TrainConfig) -> TrainConfig:
+        """The config with the sweep's data."""
+        root = Path(self.root) if self.root else config.data.root
+        return replace(config, data=replace(config.data, limit=self.images, root=root))
+
+    def open(self, out: Path) -> None:
+        """Creates a sweep's folder, or checks that an existing one has the same settings."""
+        file = out / "sweep.json"
+        if file.is_file():
+            new = asdict(self)
+            old = {key: value for key, value in asdict(self.read(out)).items() if key not in self.may_change}
+            if different := [f"{key} {value!r}, not {new[key]!r}" for key, value in old.items() if value != new[key]]:
+                raise PolyNeXtError(
+                    f"{out} has runs with {', '.join(different)}: give the same settings, or another `out`."
+                )
+        elif out.exists() and (not out.is_dir() or (out / "config.yaml").exists()):
+            raise PolyNeXtError(f"{out} is {'a training run' if out.is_dir() else 'a file'}: give another `out`.")
+        write_atomically(file, json.dumps(asdict(self), indent=2).encode())
+
+    @classmethod
+    def read(cls, out: Path) -> Self:
+        """The settings of the sweep in a folder."""
+        file = out / "sweep.json"
+        if not file.is_file():
+            raise PolyNeXtError(f"{out} has no sweep: give the folder of a sweep as `out`.")
+        try:
+            return cls(**json.loads(file.read_text()))
+        except (TypeError, ValueError) as error:
+            raise PolyNeXtError(f"{out} has a sweep of another kind: give another `out`.") from error
 
 
 @functools.cache
 def training_images(data: DataConfig) -> int:
+    """The number of training images."""
     return len(load_examples(data, "train"))
 
 
 def require_a_batch(config: TrainConfig) -> None:
+    """Raises if the training images are missing or fewer than one batch."""
     images = training_images(config.data)
     if images < config.batch_size:
         raise PolyNeXtError(
@@ -131,7 +143,7 @@ def require_a_batch(config: TrainConfig) -> None:
 
 
 def shortened(train: TrainConfig, epochs: int) -> TrainConfig:
-    """A run of other length; if shorter, warmup and cooldown in proportion, but for two epochs that make a warmup."""
+    """Changes the length of a run. Warmup and cooldown shrink in proportion; two warmup epochs remain if possible."""
     schedule, share = train.schedule, min(1.0, epochs / train.epochs)
     cooldown = round(share * schedule.cooldown_epochs)
     warmup = max(min(schedule.warmup_epochs, 2), math.ceil(share * schedule.warmup_epochs))
@@ -145,83 +157,83 @@ def run_sweep(
     trials: Sequence[Trial],
     out: Path,
     processes: int = 1,
-    tell: Callable[[Trial], None] = lambda trial: None,
+    on_result: Callable[[Trial], None] = lambda trial: None,
 ) -> None:
-    """Trains all runs that have no result yet, so many at a time, and tells of each when it is over."""
-    for trial in trials:  # missing data is one mistake, not one of every run
+    """Trains all runs that have no result yet.
+
+    A run that fails, or whose process dies, gets an error as its result; the other runs continue. SIGINT and SIGTERM
+    let the current runs save their state before `KeyboardInterrupt` is raised. A script must call this function under
+    `if __name__ == "__main__":`, because the training processes import the script.
+
+    Args:
+        sweep: the settings.
+        trials: the runs.
+        out: the sweep's folder.
+        processes: number of runs at a time.
+        on_result: called after each run.
+    """
+    for trial in trials:  # so that missing data is reported once, not by every run
         require_a_batch(sweep.config(trial.name))
     sweep.open(out)
     pending = [trial for trial in trials if not trial.finished(out)]
     for trial in pending:
         folder = RunFolder(trial.folder(out))
-        with folder.alone() if folder.states.is_dir() else nullcontext():  # refused if another sweep trains it
-            trial.forget(out)  # an error of another time is not this one's
-    threads = max(1, cores() // processes)
+        with folder.alone() if folder.states.is_dir() else nullcontext():  # raises if another sweep trains this run
+            trial.forget(out)
+    threads, context = max(1, cores() // processes), multiprocessing.get_context("spawn")
     shares = [pending[i::processes] for i in range(processes)]
+    running: dict[BaseProcess, list[Trial]] = {}
     with termination_as_interrupt():
-        workers = [Worker(sweep, share, out, threads) for share in shares if share]
-        told: set[Trial] = set()
         try:
-            while True:
-                over = not any(worker.alive() for worker in workers)
-                for trial in pending:
-                    if trial not in told and trial.result(out) is not None:
-                        told.add(trial)
-                        tell(trial)
-                if over:
-                    return
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+            while any(shares) or running:
+                for share in filter(None, shares):
+                    process = context.Process(target=run_trials, args=(sweep, share, out, threads))
+                    with idle_threads_give_way():
+                        process.start()
+                    running[process] = share
+                wait([process.sentinel for process in running], timeout=POLL_SECONDS)
+                ended = {process: share for process, share in running.items() if not process.is_alive()}
+                shares = [trials_left(share, process.exitcode, out) for process, share in ended.items()]
+                running = {process: share for process, share in running.items() if process not in ended}
+                for trial in [trial for trial in pending if trial.result(out) is not None]:
+                    pending.remove(trial)
+                    on_result(trial)
         finally:
-            for worker in workers:
-                worker.stop()
+            for one in running:
+                one.terminate()  # training saves its state first
+            for one in running:
+                one.join()
 
 
-class Worker:
-    """A process that trains its share of the runs one after the other; if it dies, the next one goes on."""
-
-    def __init__(self, sweep: Sweep, trials: list[Trial], out: Path, threads: int):
-        self.sweep, self.trials, self.out, self.threads = sweep, trials, out, threads
-        self.start()
-
-    def start(self) -> None:
-        left = [trial for trial in self.trials if trial.result(self.out) is None]
-        context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=train_trials, args=(self.sweep, left, self.out, self.threads))
-        with idle_threads_give_way():
-            self.process.start()
-
-    def alive(self) -> bool:
-        if self.process.is_alive():
-            return True
-        left = [trial for trial in self.trials if trial.result(self.out) is None]
-        if not left:
-            return False
-        died = f"its process died with status {self.process.exitcode}: there may be too little memory."
-        write_result(left[0], self.out, {"error": died})
-        self.start()
-        return True
-
-    def stop(self) -> None:
-        """Lets the run under way save its state."""
-        if self.process.is_alive():
-            self.process.terminate()
-            self.process.join()
+def trials_left(trials: Sequence[Trial], status: int | None, out: Path) -> list[Trial]:
+    """The runs that a process did not reach. The run that it died in gets an error. Raises if it could not start."""
+    left = [trial for trial in trials if trial.result(out) is None]
+    if left and status == CRASHED_AT_START:
+        raise PolyNeXtError(
+            "a process of the sweep could not import the script that started it: put the call of run_sweep under "
+            '`if __name__ == "__main__":`.'
+        )
+    for trial in left[:1]:
+        trial.write(out, {"error": f"its process died with status {status}: there may be too little memory."})
+    return left[1:]
 
 
-def train_trials(sweep: Sweep, trials: Sequence[Trial], out: Path, threads: int) -> None:
+def run_trials(sweep: Sweep, trials: Sequence[Trial], out: Path, threads: int) -> None:
+    """Trains runs one after the other and writes their results; the main function of a process."""
     torch.set_num_threads(threads)
     for trial in trials:
         try:
-            write_result(trial, out, train_trial(sweep, trial, out))
+            trial.write(out, train_trial(sweep, trial, out))
         except (Interrupted, KeyboardInterrupt):
-            os._exit(1)  # quietly: the one who asked for it knows
+            os._exit(INTERRUPTED)  # without a traceback; the state is saved
         except DivergedError as error:
-            write_result(trial, out, {"diverged": error.step})
-        except Exception as error:  # whatever it is, it is one run's and the others go on
-            write_result(trial, out, {"error": f"{type(error).__name__}: {error}"})
+            trial.write(out, {"diverged": error.step})
+        except Exception as error:
+            trial.write(out, {"error": f"{type(error).__name__}: {error}"})
 
 
 def train_trial(sweep: Sweep, trial: Trial, out: Path) -> dict[str, Any]:
+    """Trains, or resumes, one run and returns its result."""
     start = time.monotonic()
     config = replace(sweep.config(trial.name), seed=trial.seed)
     folder = RunFolder(trial.folder(out))
@@ -234,9 +246,3 @@ def train_trial(sweep: Sweep, trial: Trial, out: Path) -> dict[str, Any]:
         "seconds": seconds,
         **sweep.conclude(folder.path),
     }
-
-
-def write_result(trial: Trial, out: Path, result: dict[str, Any]) -> None:
-    folder = trial.folder(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "result.json", json.dumps(result).encode())

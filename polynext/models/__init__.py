@@ -1,5 +1,8 @@
-"""PolyNeXt and its variants. Read `network.py` for the network, `polynext.py` for the variants by name;
-`monet.py` and `dttn.py` are prior polynomial networks to compare with, `registry.py` knows which models are ours."""
+"""PolyNeXt and its variants, and prior polynomial networks.
+
+Read `network.py` for the network and `polynext.py` for the models by name. `monet.py` and `dttn.py` are prior
+networks to compare with; `registry.py` lists all models of the package.
+"""
 
 from polynext.models.checkpoints import from_published, load_weights, read_weights
 from polynext.models.dropin import Replacement, replace_mixers
@@ -14,12 +17,13 @@ from polynext.models.network import (
     StageConfig,
 )
 from polynext.models.published import PUBLISHED
-from polynext.models.variants import VARIANTS, Variant, create_variant
+from polynext.models.variants import VARIANTS, ArchitectureChanges, Variant, create_variant
 
 __all__ = [
     "DTTN",
     "PUBLISHED",
     "VARIANTS",
+    "ArchitectureChanges",
     "Blocks",
     "FullyPolynomialBlocks",
     "MONet",

@@ -1,4 +1,4 @@
-"""What PolyNeXt and the prior polynomial networks share: the interface of a timm model."""
+"""The interface of a timm model, which PolyNeXt and the prior polynomial networks share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from polynext.errors import PolyNeXtError
 
 
 class Backbone(nn.Module, ABC):
-    """A stem, stages, perhaps a norm, and a classifier `head`. Subclasses say how features are computed."""
+    """A stem, stages, a norm, and a classifier `head`. Subclasses define how features are computed."""
 
     if TYPE_CHECKING:  # TorchScript takes no annotations of modules
         stem: nn.Module
@@ -32,14 +32,14 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def forward_features(self, x: Tensor) -> Tensor:
-        """The feature map that the head gets."""
+        """The feature map before the head."""
 
     @abstractmethod
     def stage_outputs(self, x: Tensor) -> Iterator[Tensor]:
-        """What each stage makes of an image, as far as it is asked for."""
+        """The output of each stage, computed as it is asked for."""
 
     def check(self, x: Tensor) -> None:
-        """Raises unless these are images that the network takes."""
+        """Raises an error unless the network can take these images."""
         check_image(x, self.in_chans, self.stride)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -57,19 +57,18 @@ class Backbone(nn.Module, ABC):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The outputs of the stages in `indices` (all by default), after the final features if wanted.
+        """The final features and the outputs of the stages in `indices`, all by default.
 
         Args:
+            x: images.
             indices: which stages; an int n means the last n.
             norm: apply the final norm to the last stage's output.
-            stop_early: leave out the stages after the last one wanted.
-            output_fmt: "NCHW" is all there is.
-            intermediates_only: return just the list.
+            stop_early: do not compute the stages after the last one in `indices`.
+            output_fmt: only "NCHW".
+            intermediates_only: return only the list of stage outputs.
         """
         if output_fmt != "NCHW":
-            raise PolyNeXtError(
-                f"forward_intermediates got output_fmt={output_fmt!r}: these networks give 'NCHW' only."
-            )
+            raise PolyNeXtError(f"output_fmt is {output_fmt!r}: these networks support 'NCHW' only.")
         wanted, last = feature_take_indices(len(self.stages), indices)
         intermediates = []
         features = x
@@ -83,7 +82,7 @@ class Backbone(nn.Module, ABC):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Removes what `forward_intermediates` does not need for these indices, and returns them as positive ones."""
+        """Removes the layers that these intermediates do not need. Returns the indices as positive numbers."""
         wanted, last = feature_take_indices(len(self.stages), indices)
         self.stages = self.stages[: last + 1]
         if prune_norm:
@@ -97,19 +96,19 @@ class Backbone(nn.Module, ABC):
         return self.head.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new, untrained classifier; optionally another pooling."""
+        """Replaces the classifier by an untrained one, and the pooling if `global_pool` is given."""
         self.num_classes = num_classes
         weight = next(self.stages.parameters())
         self.head.reset(num_classes, global_pool, device=weight.device, dtype=weight.dtype)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """timm's name for `polynext.save_memory(model, "least")`."""
-        from polynext.acceleration import save_memory  # the one step upwards: timm asks for a method
+        from polynext.acceleration import save_memory  # the one import upwards: timm expects this method
 
         save_memory(self, "least" if enable else "plain")
 
     def no_weight_decay(self) -> set[str]:
-        """What scales features and does not mix them: norms, biases, Sigmoid-Scale, skip and attention scales."""
+        """The parameters that scale features instead of mixing them: norms, biases, all scales."""
         return {name for name, p in self.named_parameters() if p.ndim == 1 or not name.endswith("weight")}
 
     def set_memory(self, memory: str) -> None:
@@ -121,7 +120,7 @@ class Backbone(nn.Module, ABC):
     @property
     @torch.jit.unused
     def log2_degree(self) -> float:
-        """Base-2 logarithm of the polynomial degree in the image, norms aside as in the paper's Appendix A."""
+        """Base-2 logarithm of the network's polynomial degree, without norms, as in the paper's Appendix A."""
         degrees: list[Any] = [m.degree for m in self.modules() if hasattr(m, "degree")]
         return sum(map(math.log2, degrees))
 
@@ -130,13 +129,13 @@ def check_image_size(size: tuple[int, int], stride: int) -> None:
     if min(size[0], size[1]) < stride:
         raise PolyNeXtError(
             f"the network reduces images by {stride} but got {size[0]}x{size[1]} pixels: "
-            f"give at least {stride}x{stride}, or take a low-resolution model such as cpolynext_lowres."
+            f"give at least {stride}x{stride}, or use a low-resolution model such as cpolynext_lowres."
         )
 
 
 @torch.fx.wrap
 def check_image(x: Tensor, in_chans: int, stride: int) -> None:
-    if torch.jit.is_tracing():  # a traced size is not a number
+    if torch.jit.is_tracing():  # sizes are tensors there
         return
     if x.ndim != 4 or x.shape[1] != in_chans:
         given = ", ".join([str(n) for n in x.shape])

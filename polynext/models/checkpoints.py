@@ -1,4 +1,4 @@
-"""Weights in files: reading them, what they say of themselves, loading them strictly."""
+"""Weights in files: reading them and their metadata, and loading them strictly."""
 
 import json
 import pickle
@@ -14,19 +14,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, preview
 from polynext.models.polynext import CONFIGS
-from polynext.models.published import PUBLISHED, StateDict, check_same_entries, is_published, rename_published, some
+from polynext.models.published import PUBLISHED, StateDict, check_same_entries, is_published, rename_published
 
 
 def from_published(checkpoint: Mapping[str, Any]) -> StateDict:
-    """The authors' layout as ours, strictly: a missing, unexpected or misshapen entry is an error that lists it.
+    """Converts a published state dict to our layout. Missing, unexpected or misshapen entries are an error.
 
-    Takes a plain state dict, or a training checkpoint, of which the EMA weights are used.
+    A training checkpoint gives its EMA weights.
     """
     if not is_published(checkpoint):
         raise PolyNeXtError(
-            f"this is not a published PolyNeXt checkpoint, it holds {some(map(str, checkpoint))}: "
+            f"this is not a published PolyNeXt checkpoint, it has {preview(map(str, checkpoint))}: "
             "give one of the authors' files, or a state dict read from one."
         )
     weights = rename_published(checkpoint)
@@ -36,10 +36,10 @@ def from_published(checkpoint: Mapping[str, Any]) -> StateDict:
 
 
 def identify(weights: StateDict) -> str:
-    """The name of the model that published weights belong to: the authors' files do not say."""
+    """The name of the model that published weights belong to, which the authors' files do not contain."""
     if "stem.weight" not in weights or weights["stem.weight"].ndim != 4:
         raise PolyNeXtError(
-            f"these are not weights of a PolyNeXt, they hold {some(weights)}: expected a stem.weight of four axes."
+            f"these are not weights of a PolyNeXt, they have {preview(weights)}: expected a stem.weight with four axes."
         )
     width, _, kernel, _ = weights["stem.weight"].shape
     numbers = [int(m[1]) for m in (re.match(r"stages\.(\d+)\.", key) for key in weights) if m]
@@ -58,7 +58,7 @@ def identify(weights: StateDict) -> str:
 
 
 def model_for(name: str, weights: StateDict, device: torch.device | str = "meta") -> nn.Module:
-    """The named model, untrained, with the channels, classes and image size that the weights are for."""
+    """The named model, untrained, with the channels, classes and image size of the weights."""
     options: dict[str, Any] = {}
     if "stem.weight" in weights:
         options["in_chans"] = weights["stem.weight"].shape[1]
@@ -72,7 +72,7 @@ def model_for(name: str, weights: StateDict, device: torch.device | str = "meta"
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """What a .safetensors, .pt or .pth file holds. Nothing but tensors and plain containers is ever unpickled."""
+    """The contents of a .safetensors, .pt or .pth file. Only tensors and plain containers are unpickled."""
     path = Path(path)
     if not path.is_file():
         raise PolyNeXtError(f"there is no file {path}: give the path of a .safetensors or .pt checkpoint.")
@@ -82,23 +82,23 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
         raise PolyNeXtError(
-            f"{path} cannot be read as a checkpoint, it is truncated or something else: fetch or save it again."
+            f"{path} cannot be read as a checkpoint: it is truncated or has another format. Download or save it again."
         ) from error
     if not isinstance(checkpoint, dict):
-        raise PolyNeXtError(f"{path} holds a {type(checkpoint).__name__}: expected a state dict.")
+        raise PolyNeXtError(f"{path} contains a {type(checkpoint).__name__}: expected a state dict.")
     return checkpoint
 
 
-# Where training scripts put a state dict, averaged weights first, and the names by which wrappers hold a network.
+# Keys under which training scripts save a state dict, averaged weights first, and prefixes that wrappers add to names.
 CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
 WRAPPERS = ("module.", "_orig_mod.", "model.", "net.", "network.", "backbone.")
 
 
 def unwrap(checkpoint: Mapping[str, Any], source: object = "the checkpoint") -> StateDict:
-    """The network's state dict in what training scripts save: DistributedDataParallel, `torch.compile`, timm,
-    Lightning and others put it into a dictionary, or prefixes before its names.
+    """The network's state dict in a checkpoint of a training script.
 
-    Of a Lightning checkpoint the submodule with the most entries is the network.
+    Removes the containers and prefixes of DistributedDataParallel, `torch.compile`, timm, Lightning and others. In a
+    Lightning checkpoint, the network is the submodule with the most entries.
     """
     inner = next((checkpoint[key] for key in CONTAINERS if isinstance(checkpoint.get(key), Mapping)), checkpoint)
     weights = {str(key): value for key, value in inner.items() if isinstance(value, Tensor)}
@@ -107,7 +107,7 @@ def unwrap(checkpoint: Mapping[str, Any], source: object = "the checkpoint") -> 
         weights = {key.removeprefix(f"{most}."): value for key, value in weights.items() if key.startswith(f"{most}.")}
     elif others := [str(key) for key, value in inner.items() if not isinstance(value, Tensor)]:
         raise PolyNeXtError(
-            f"{source} holds {some(others)} besides weights: give a state dict, or a dictionary with one under "
+            f"{source} has {preview(others)} besides weights: give a state dict, or a dictionary with one under "
             f"{' or '.join(map(repr, CONTAINERS))}."
         )
     while prefix := next((p for p in WRAPPERS if weights and all(key.startswith(p) for key in weights)), None):
@@ -116,30 +116,30 @@ def unwrap(checkpoint: Mapping[str, Any], source: object = "the checkpoint") -> 
 
 
 def read_weights(path: str | Path) -> StateDict:
-    """The weights in a file, in our layout: ours, one of the authors', or what a training script saved."""
+    """The weights in a file, in our layout. The file may be ours, the authors', or a training script's."""
     checkpoint = read_checkpoint(path)
     return from_published(checkpoint) if is_published(checkpoint) else unwrap(checkpoint, path)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Loads a file into a model, strictly."""
+    """Loads the weights in a file into a model, strictly."""
     weights = read_weights(path)
     check_same_entries(weights, model.state_dict(), type(model).__name__)
     model.load_state_dict(weights)
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """What a file of weights says of itself: of those that we write the model, its classes and how it was trained."""
+    """The metadata of a .safetensors file. In files of this package: the model, its classes and its training."""
     path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
         return {}
     try:
         with safe_open(path, "pt") as file:
             return file.metadata() or {}
-    except SafetensorError:  # reading its weights will tell
+    except SafetensorError:  # reading its weights will raise the error
         return {}
 
 
 def stored_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The names of the classes, if a file's metadata tells them."""
+    """The names of the classes in a file's metadata, if it has them."""
     return tuple(json.loads(metadata["classes"])) if "classes" in metadata else None

@@ -1,43 +1,25 @@
-"""What a model costs: parameters and multiply-accumulates."""
-
-import copy
-from typing import Any
+"""The cost of a model: parameters and multiply-accumulates."""
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def count_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
-    """Multiply-accumulates of all convolutions and matrix products for one image: what the paper calls FLOPs.
+def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
+    """Multiply-accumulates of all convolutions and matrix products for one input, which the paper calls FLOPs.
 
-    Counted on a copy without memory, so that nothing is computed.
+    The model runs in eval mode with parameters on the meta device, so nothing is computed.
     """
-    counter = MacCounter()
-    if any(not p.is_meta for p in model.parameters()):
-        model = copy.deepcopy(model).to("meta")
-    training = model.training
-    with torch.no_grad(), counter:
-        model.eval()(torch.empty(1, *input_size, device="meta"))
-    model.train(training)
-    return counter.total
-
-
-class MacCounter(TorchDispatchMode):
-    """Adds up what torch's FLOP formulas say, several times faster than `FlopCounterMode`, which also tells where."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=result) // 2
-        return result
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    on_meta = {name: tensor.detach().to("meta") for name, tensor in tensors}
+    modes = [(module, module.training) for module in model.modules()]
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        functional_call(model.eval(), on_meta, torch.empty(1, *input_size, device="meta"))
+    for module, training in modes:
+        module.training = training
+    return counter.get_total_flops() // 2

@@ -1,23 +1,23 @@
 """Polynomial modules in other networks (Section 4.3, "Module drop-in").
 
-`replace_mixers` swaps the mixers of a timm MetaFormer, the blocks of a ConvNeXt and the attention and MLP of a ViT.
-Everything else stays: stem, norms, residual scales, head. `caformer_s18_poly` is the paper's example by name.
+`replace_mixers` replaces the mixers and MLPs of a timm MetaFormer, ConvNeXt or ViT. Stem, norms, residual scales and
+head stay. `caformer_s18_poly` is the paper's example.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import checkpoint_seq, convnext, generate_default_cfgs, metaformer, vision_transformer
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
-from polynext.models.costs import MacCounter, count_macs, count_parameters
-from polynext.models.registry import register
+from polynext.models.costs import count_macs, count_parameters
+from polynext.models.registry import default_cfg, register
 from polynext.models.tokens import ChannelsLast, Positions, TokenAttention
 from polynext.nn import PolyAttention, PolyConv, PolyMLP
 
@@ -29,7 +29,7 @@ Maker = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class Replacement:
-    """What was replaced, by its name in the network, and what the whole network costs before and after."""
+    """The replaced modules by name, and the cost of the whole network before and after."""
 
     replaced: dict[str, str]
     parameters: tuple[int, int]
@@ -55,15 +55,12 @@ class Replacement:
 
 @dataclass
 class Slot:
-    """A place for a polynomial module. `make(size)` builds one; its inner width grows with size, 1 being the usual.
-
-    The modules truncate channels times ratio: half a channel more keeps the whole number on its side.
-    """
+    """A module to replace. `make(size)` builds its replacement, whose inner width is proportional to size."""
 
     owner: nn.Module
     attribute: str
     name: str
-    make: Callable[..., nn.Module]
+    make: Maker
     cost: int = 0
     input_shape: tuple[int, ...] = ()
 
@@ -72,7 +69,7 @@ class Slot:
         return getattr(self.owner, self.attribute)
 
 
-# The slots of one block, which together should cost what the old modules did.
+# The slots of one block. Their replacements together cost what the old modules cost.
 Group = list[Slot]
 
 
@@ -83,26 +80,26 @@ def replace_mixers(
     mlp: Maker | None = PolyMLP,
     match: Match = "params",
 ) -> tuple[nn.Module, Replacement]:
-    """Puts polynomial modules into a timm MetaFormer, ConvNeXt or ViT, in place, and tells what that changed.
+    """Puts polynomial modules into a timm MetaFormer, ConvNeXt or ViT, in place. Also returns a summary of the changes.
 
-    The inner widths are chosen so that each block keeps its parameters or its multiply-accumulates, and the whole
-    network does to 3%. The new modules are untrained.
+    The inner widths are chosen so that the cost of each block stays about the same, and that of the whole network
+    within 3%. The new modules are untrained.
 
     Args:
         model: the network.
-        conv: makes what replaces convolutional mixers, from channels and `ratio`; None to leave them.
-        attention: makes what replaces attention, from channels, `heads` and `head_dim`; None to leave it.
-        mlp: makes what replaces MLPs, from channels and `ratio`; None to leave them.
-        match: whether parameters ("params") or multiply-accumulates ("flops") are kept.
+        conv: builds the replacement of convolutional mixers from channels and `ratio`; None keeps the old ones.
+        attention: builds the replacement of attention from channels, `heads` and `head_dim`; None keeps the old ones.
+        mlp: builds the replacement of MLPs from channels and `ratio`; None keeps the old ones.
+        match: the cost to keep, parameters ("params") or multiply-accumulates ("flops").
     """
     if match not in ("params", "flops"):
-        raise PolyNeXtError(f"replace_mixers got match={match!r}: choose 'params' or 'flops'.")
-    trial = copy.deepcopy(model).eval().to("meta", torch.float32)  # an error must leave the network as it was
+        raise PolyNeXtError(f"match is {match!r}: choose 'params' or 'flops'.")
+    trial = copy.deepcopy(model).eval().to("meta", torch.float32)  # so that an error leaves the network unchanged
     groups = list(find_groups(trial, conv, attention, mlp))
     if not groups:
         raise PolyNeXtError(
             f"{type(model).__name__} has nothing to replace: give a MetaFormer with convolutions or attention, "
-            "a ConvNeXt or a ViT from timm, and say which of conv, attention and mlp to put in."
+            "a ConvNeXt or a ViT from timm, and at least one of conv, attention and mlp."
         )
     input_size = image_size(model)
     before = count_parameters(trial), count_macs(trial, input_size)
@@ -111,106 +108,91 @@ def replace_mixers(
     fill(trial, groups, sizes)
     after = count_parameters(trial), count_macs(trial, input_size)
     replaced = {slot.name: innermost(slot.module) for group in groups for slot in group}
-    found = Replacement(replaced, (before[0], after[0]), (before[1], after[1]))
-    change = found.parameter_change if match == "params" else found.mac_change
+    summary = Replacement(replaced, (before[0], after[0]), (before[1], after[1]))
+    change = summary.parameter_change if match == "params" else summary.mac_change
     if abs(change) > TOLERANCE:
         raise PolyNeXtError(
             f"the {match} of {type(model).__name__} change by {change:+.1%} with the nearest widths, more than "
-            f"{TOLERANCE:.0%}: it is too small or too unlike these modules; match the other one."
+            f"{TOLERANCE:.0%}: the network is too small. Match the other cost."
         )
     fill(model, list(find_groups(model, conv, attention, mlp)), sizes)
-    return model, found
+    return model, summary
 
 
 def find_groups(model: nn.Module, conv: Maker | None, attention: Maker | None, mlp: Maker | None) -> Iterator[Group]:
+    """The slots of each block that has any."""
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    prefix = getattr(model, "num_prefix_tokens", 0)
-
-    def conv_slot(block: nn.Module, attribute: str, name: str, channels: int) -> Slot:
-        def make(size: float, **dd: Any) -> nn.Module:
-            assert conv is not None
-            return conv(channels, ratio=(max(1, round(channels * size)) + 0.5) / channels, **dd)
-
-        return Slot(block, attribute, name, make)
-
-    def mlp_slot(block: nn.Module, name: str, channels: int, on_maps: bool) -> Slot:
-        def make(size: float, **dd: Any) -> nn.Module:
-            assert mlp is not None
-            made = mlp(channels, ratio=(2 * max(1, round(channels * size)) + 0.5) / channels, **dd)
-            return made if on_maps else ChannelsLast(made)
-
-        return Slot(block, "mlp", name, make)
-
-    def attention_slot(block: nn.Module, attribute: str, name: str, channels: int, on_maps: bool) -> Slot:
-        old: Any = getattr(block, attribute)
-        usual = channels // old.num_heads
-
-        def make(size: float, **dd: Any) -> nn.Module:
-            assert attention is not None
-            # The networks that these go into norm before their attention.
-            head_dim = max(2, round(size * usual))
-            made = attention(channels, heads=old.num_heads, head_dim=head_dim, norm=nn.Identity, **dd)
-            return made if on_maps else TokenAttention(made, prefix, grid)
-
-        return Slot(block, attribute, name, make)
-
+    as_tokens = partial(TokenAttention, prefix=getattr(model, "num_prefix_tokens", 0), grid=grid)
     for name, block in model.named_modules():
-        group: Group = []
+        makers: dict[str, Maker] = {}
         if isinstance(block, metaformer.MetaFormerBlock):
-            channels = block.norm1.weight.numel()
-            mixer: Any = block.token_mixer
+            channels, mixer = block.norm1.weight.numel(), block.token_mixer
             if conv is not None and isinstance(mixer, metaformer.SepConv):
-                group.append(conv_slot(block, "token_mixer", f"{name}.token_mixer", channels))
+                makers["token_mixer"] = partial(make_conv, conv, channels)
             if attention is not None and isinstance(mixer, metaformer.Attention):
-                group.append(attention_slot(block, "token_mixer", f"{name}.token_mixer", channels, on_maps=True))
+                makers["token_mixer"] = partial(make_attention, attention, channels, mixer.num_heads)
             if mlp is not None:
-                on_maps = not isinstance(mixer, metaformer.Attention) or attention is not None
-                group.append(mlp_slot(block, f"{name}.mlp", channels, on_maps))
+                tokens_stay = isinstance(mixer, metaformer.Attention) and attention is None
+                makers["mlp"] = partial(make_mlp, mlp, channels, ChannelsLast if tokens_stay else None)
         elif isinstance(block, convnext.ConvNeXtBlock):
             old: Any = block.conv_dw
-            keeps_shape = old.stride == (1, 1) and old.in_channels == old.out_channels
-            if conv is not None and keeps_shape:
-                group.append(conv_slot(block, "conv_dw", f"{name}.conv_dw", old.out_channels))
+            if conv is not None and old.stride == (1, 1) and old.in_channels == old.out_channels:
+                makers["conv_dw"] = partial(make_conv, conv, old.out_channels)
             if mlp is not None:
-                group.append(mlp_slot(block, f"{name}.mlp", old.out_channels, bool(block.use_conv_mlp)))
+                makers["mlp"] = partial(make_mlp, mlp, old.out_channels, None if block.use_conv_mlp else ChannelsLast)
         elif isinstance(block, vision_transformer.Block):
-            channels = block.norm1.weight.numel()
+            channels, heads = block.norm1.weight.numel(), block.attn.num_heads
             if attention is not None:
-                group.append(attention_slot(block, "attn", f"{name}.attn", channels, on_maps=False))
+                makers["attn"] = partial(make_attention, attention, channels, heads, wrap=as_tokens)
             if mlp is not None:
-                group.append(mlp_slot(block, f"{name}.mlp", channels, on_maps=False))
-        if group:
-            yield group
+                makers["mlp"] = partial(make_mlp, mlp, channels, ChannelsLast)
+        if makers:
+            yield [Slot(block, attribute, f"{name}.{attribute}", make) for attribute, make in makers.items()]
+
+
+# The operators truncate channels times ratio. Half a channel more keeps the intended whole number.
+def make_conv(conv: Maker, channels: int, size: float, **dd: Any) -> nn.Module:
+    return conv(channels, ratio=(max(1, round(channels * size)) + 0.5) / channels, **dd)
+
+
+def make_mlp(mlp: Maker, channels: int, wrap: Maker | None, size: float, **dd: Any) -> nn.Module:
+    made = mlp(channels, ratio=(2 * max(1, round(channels * size)) + 0.5) / channels, **dd)
+    return made if wrap is None else wrap(made)
+
+
+def make_attention(
+    attention: Maker, channels: int, heads: int, size: float, wrap: Maker | None = None, **dd: Any
+) -> nn.Module:
+    """Without a norm: the blocks have one before their attention."""
+    head_dim = max(2, round(size * (channels // heads)))
+    made = attention(channels, heads=heads, head_dim=head_dim, norm=nn.Identity, **dd)
+    return made if wrap is None else wrap(made)
 
 
 def measure_slots(model: nn.Module, groups: list[Group], match: Match, input_size: tuple[int, int, int]) -> None:
-    """Notes what the modules in the slots of a model without memory cost, and the shape of what they get."""
+    """Sets the cost and input shape of each slot's old module, in a model on the meta device."""
+    slots = [slot for group in groups for slot in group]
     handles = []
-    for slot in (slot for group in groups for slot in group):
+    for slot in slots:
 
-        def note(module: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
+        def note_shape(module: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
             slot.input_shape = tuple(inputs[0].shape)
 
-        slot.cost = count_parameters(slot.module)
-        handles.append(slot.module.register_forward_pre_hook(note))
+        handles.append(slot.module.register_forward_pre_hook(note_shape))
     with torch.no_grad():
         model(torch.empty(1, *input_size, device="meta"))
     for handle in handles:
         handle.remove()
-    if match == "flops":
-        for slot in (slot for group in groups for slot in group):
-            slot.cost = macs(slot.module, slot.input_shape)
+    for slot in slots:
+        slot.cost = cost(slot.module, slot.input_shape, match)
 
 
-def macs(module: nn.Module, input_shape: tuple[int, ...]) -> int:
-    counter = MacCounter()
-    with torch.no_grad(), counter:
-        module.eval()(torch.empty(input_shape, device="meta"))
-    return counter.total
+def cost(module: nn.Module, input_shape: tuple[int, ...], match: Match) -> int:
+    return count_parameters(module) if match == "params" else count_macs(module, input_shape[1:])
 
 
 def matching_sizes(groups: list[Group], match: Match) -> list[float]:
-    known: dict[Any, float] = {}  # most blocks are like others
+    known: dict[Any, float] = {}  # most blocks are equal to others
     sizes = []
     for group in groups:
         kind = tuple((slot.attribute, type(slot.module), slot.cost, slot.input_shape) for slot in group)
@@ -225,10 +207,8 @@ def matching_size(group: Group, match: Match) -> float:
     wanted = sum(slot.cost for slot in group)
 
     def excess(size: float) -> int:
-        made = [(slot, slot.make(size, device="meta")) for slot in group]
-        if match == "params":
-            return sum(count_parameters(module) for _, module in made) - wanted
-        return sum(macs(module, map_shape(module, slot.input_shape)) for slot, module in made) - wanted
+        made = [(slot.make(size, device="meta"), slot.input_shape) for slot in group]
+        return sum(cost(module, map_shape(module, shape), match) for module, shape in made) - wanted
 
     low, high = 0.0, 8.0
     for _ in range(14):
@@ -238,7 +218,7 @@ def matching_size(group: Group, match: Match) -> float:
 
 
 def map_shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Attention of a MetaFormer gets tokens, and PolyAttention in its place the map that they were."""
+    """The input shape of a replacement: PolyAttention in a MetaFormer gets a map, the old attention tokens."""
     if isinstance(module, TokenAttention | ChannelsLast) or len(shape) == 4:
         return shape
     batch, tokens, channels = shape
@@ -247,7 +227,7 @@ def map_shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def image_size(model: nn.Module) -> tuple[int, int, int]:
-    """What the network is made for: its first convolution knows the channels, its patches or its config the size."""
+    """The network's input: channels of its first convolution, image size of its patch embedding or default config."""
     channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
     cfg: Any = getattr(model, "pretrained_cfg", None) or {}
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
@@ -260,7 +240,7 @@ def innermost(module: nn.Module) -> str:
 
 
 def fill(model: nn.Module, groups: list[Group], sizes: list[float]) -> None:
-    """Puts the polynomial modules into their slots."""
+    """Replaces the modules in the slots."""
     for group, size in zip(groups, sizes, strict=True):
         for slot in group:
             old = next(slot.module.parameters(), torch.empty(0))
@@ -270,7 +250,7 @@ def fill(model: nn.Module, groups: list[Group], sizes: list[float]) -> None:
 
 
 def keep_maps(model: nn.Module, replaced: set[tuple[nn.Module, str]]) -> None:
-    """A MetaFormer stage whose attention takes maps need not flatten them: its norms and MLP see them as tokens."""
+    """Passes maps through the MetaFormer stages whose attention was replaced: their norms and MLPs expect tokens."""
     for parent in list(model.modules()):
         for name, stage in parent.named_children():
             if not isinstance(stage, metaformer.MetaFormerStage) or stage.use_nchw:
@@ -288,7 +268,7 @@ def keep_maps(model: nn.Module, replaced: set[tuple[nn.Module, str]]) -> None:
 
 
 class MapScale(nn.Module):
-    """A MetaFormer's scale for each channel, of maps (B, C, H, W)."""
+    """A MetaFormer's scale per channel, for maps (B, C, H, W)."""
 
     def __init__(self, tokens: metaformer.Scale):
         super().__init__()
@@ -299,7 +279,7 @@ class MapScale(nn.Module):
 
 
 class MapStage(nn.Module):
-    """A MetaFormer's stage whose blocks take maps (B, C, H, W)."""
+    """A MetaFormer's stage, for blocks that take maps (B, C, H, W)."""
 
     def __init__(self, stage: metaformer.MetaFormerStage):
         super().__init__()
@@ -317,26 +297,19 @@ class MapStage(nn.Module):
         return self.blocks(x)
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        "caformer_s18_poly": {
-            "input_size": (3, 224, 224),
-            "pool_size": (7, 7),
-            "num_classes": 1000,
-            "interpolation": "bicubic",
-            "crop_pct": 1.0,
-            "mean": IMAGENET_DEFAULT_MEAN,
-            "std": IMAGENET_DEFAULT_STD,
-            "first_conv": "stem.conv",
-            "classifier": "head.fc.fc2",
-        }
-    }
-)
-
-
-@register("polynomial mixers")
-def caformer_s18_poly(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CAFormer-S18 with PolyConv and PolyAttention for its mixers, at the same number of parameters."""
+def create_caformer_s18_poly(name: str, pretrained: bool, **options: Any) -> nn.Module:
     if pretrained:
-        raise PolyNeXtError("there are no published weights of caformer_s18_poly: train it, with pretrained=False.")
-    return replace_mixers(metaformer.caformer_s18(pretrained=False, **kwargs), mlp=None)[0]
+        raise PolyNeXtError(f"there are no published weights of {name}: create it without `pretrained` and train it.")
+    return replace_mixers(metaformer.caformer_s18(pretrained=False, **options), mlp=None)[0]
+
+
+default_cfgs = generate_default_cfgs(
+    {"caformer_s18_poly": default_cfg(crop_pct=1.0, first_conv="stem.conv", classifier="head.fc.fc2", license=None)}
+)
+register(
+    __name__,
+    "caformer_s18_poly",
+    "polynomial mixers",
+    "CAFormer-S18 with PolyConv and PolyAttention for its mixers, at the same number of parameters.",
+    create_caformer_s18_poly,
+)

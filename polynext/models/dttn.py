@@ -1,22 +1,21 @@
 """DTTN, a prior polynomial network that the paper compares with (Nie et al., "Deep Tree Tensor Networks", 2025).
-Activation-free up to LayerNorm, like ours: each block multiplies two convolutional branches.
+
+Activation-free except for LayerNorm: each block multiplies two convolutional branches.
 
     block = x + alpha * BN(P(norm((L2 L1 x) * (R2 R1 x))))
 
-The fully polynomial form (`_bn`, "no norm" in the paper's Table 7) has no norm after the product but a batch norm on
-each of its factors. Depths and widths are those of the public code, whose networks differ a little in size from what is
-printed: 7.80, 12.91 and 35.17 million parameters here, 7.1, 12.3 and 35.9 there. No weights are published.
+The fully polynomial models (`_bn`, "no norm" in the paper's Table 7) have batch norms on the two factors instead of a
+LayerNorm after the product. Depths and widths are those of the public code. It gives 7.80, 12.91 and 35.17 million
+parameters, where the publication prints 7.1, 12.3 and 35.9. No weights are published.
 """
 
 from typing import Any
 
 import torch
 from timm.layers import DropPath
-from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from polynext.models.pyramid import CFG, Pyramid, create, quiet_batch_norm
-from polynext.models.registry import register
+from polynext.models.pyramid import Pyramid, batch_norm, pyramid_cfgs, register_sizes
 from polynext.nn import LayerNorm2d, init_kaiming
 
 
@@ -35,11 +34,11 @@ class DttnBlock(nn.Module):
         self.l2 = nn.Conv2d(hidden, hidden, 1, **dd)
         self.r1 = nn.Conv2d(channels, hidden, 1, **dd)
         self.r2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
-        self.norm_l: nn.Module = quiet_batch_norm(hidden, **dd) if polynomial else nn.Identity()
-        self.norm_r: nn.Module = quiet_batch_norm(hidden, **dd) if polynomial else nn.Identity()
+        self.norm_l: nn.Module = batch_norm(hidden, **dd) if polynomial else nn.Identity()
+        self.norm_r: nn.Module = batch_norm(hidden, **dd) if polynomial else nn.Identity()
         self.norm = nn.Identity() if polynomial else LayerNorm2d(hidden, eps=1e-6, bias=True, **dd)
         self.p = nn.Conv2d(hidden, channels, 1, **dd)
-        self.norm_p: Any = quiet_batch_norm(channels, **dd)
+        self.norm_p: Any = batch_norm(channels, **dd)
         self.alpha = nn.Parameter(torch.ones(1, **dd))
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
 
@@ -51,7 +50,7 @@ class DttnBlock(nn.Module):
 class DTTN(Pyramid):
     """DTTN, with the interface of a timm model. Every other block of a stage is three times as wide inside."""
 
-    halving_kernel = 2
+    downsampling_kernel = 2
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -64,45 +63,10 @@ class DTTN(Pyramid):
         return DttnBlock(width, width if number % 2 == 0 else 3 * width, polynomial, drop_path_rate, **dd)
 
 
-TINY: dict[str, Any] = dict(depths=(6, 6, 16, 6), widths=(96, 128, 160, 192))
-SMALL: dict[str, Any] = dict(depths=(6, 6, 24, 8), widths=(96, 128, 192, 192))
-BASE: dict[str, Any] = dict(depths=(8, 8, 32, 8), widths=(128, 192, 256, 384))
-
-NAMES = [f"dttn_{size}{suffix}" for suffix in ("", "_bn") for size in ("tiny", "small", "base")]
-default_cfgs = generate_default_cfgs(dict.fromkeys(NAMES, CFG))
-
-
-@register("activation-free")
-def dttn_tiny(pretrained: bool = False, **kwargs: Any) -> Pyramid:
-    """DTTN-T, of 8 million parameters."""
-    return create(DTTN, "dttn_tiny", pretrained, **TINY, **kwargs)
-
-
-@register("activation-free")
-def dttn_small(pretrained: bool = False, **kwargs: Any) -> Pyramid:
-    """DTTN-S, of 13 million parameters."""
-    return create(DTTN, "dttn_small", pretrained, **SMALL, **kwargs)
-
-
-@register("activation-free")
-def dttn_base(pretrained: bool = False, **kwargs: Any) -> Pyramid:
-    """DTTN-B, of 35 million parameters."""
-    return create(DTTN, "dttn_base", pretrained, **BASE, **kwargs)
-
-
-@register("fully polynomial")
-def dttn_tiny_bn(pretrained: bool = False, **kwargs: Any) -> Pyramid:
-    """DTTN-T without LayerNorm."""
-    return create(DTTN, "dttn_tiny_bn", pretrained, **TINY, polynomial=True, **kwargs)
-
-
-@register("fully polynomial")
-def dttn_small_bn(pretrained: bool = False, **kwargs: Any) -> Pyramid:
-    """DTTN-S without LayerNorm."""
-    return create(DTTN, "dttn_small_bn", pretrained, **SMALL, polynomial=True, **kwargs)
-
-
-@register("fully polynomial")
-def dttn_base_bn(pretrained: bool = False, **kwargs: Any) -> Pyramid:
-    """DTTN-B without LayerNorm."""
-    return create(DTTN, "dttn_base_bn", pretrained, **BASE, polynomial=True, **kwargs)
+SIZES = {
+    "tiny": dict(depths=(6, 6, 16, 6), widths=(96, 128, 160, 192)),
+    "small": dict(depths=(6, 6, 24, 8), widths=(96, 128, 192, 192)),
+    "base": dict(depths=(8, 8, 32, 8), widths=(128, 192, 256, 384)),
+}
+default_cfgs = pyramid_cfgs("dttn", SIZES)
+register_sizes(DTTN, "dttn", SIZES)

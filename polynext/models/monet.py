@@ -1,28 +1,28 @@
-"""MONet, a prior polynomial network that the paper compares with (Cheng et al., "Multilinear Operator Networks", ICLR
-2024). Activation-free up to LayerNorm, like ours; it moves information between positions by shifts.
+"""MONet, a prior polynomial network that the paper compares with (Cheng et al., "Multilinear Operator Networks", 2024).
 
-    block = x + spatial(norm(x)), then x + channel(norm(x)), with one norm for both
+Activation-free except for LayerNorm. Shifts by one pixel mix positions.
 
-The fully polynomial form (`_bn`, the paper's Table 7) has batch norm in place of every LayerNorm.
+    x = x + spatial(norm(x))
+    y = x + channel(norm(x)),    with the same norm
+
+The fully polynomial models (`_bn`, the paper's Table 7) have batch norm in place of every LayerNorm.
 """
 
 from typing import Any
 
 import torch
 from timm.layers import DropPath
-from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from polynext.models.pyramid import CFG, Pyramid, create, quiet_batch_norm
-from polynext.models.registry import register
+from polynext.models.pyramid import Pyramid, batch_norm, pyramid_cfgs, register_sizes
 
 
 class BatchNormLast(nn.Module):
-    """Batch norm of (B, H, W, C)."""
+    """Batch norm over the channels of (B, H, W, C)."""
 
     def __init__(self, channels: int, **dd: Any):
         super().__init__()
-        self.norm = quiet_batch_norm(channels, **dd)
+        self.norm = batch_norm(channels, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
@@ -33,8 +33,9 @@ def norm_of(channels: int, polynomial: bool, **dd: Any) -> nn.Module:
 
 
 class MuLayer(nn.Module):
-    """`C (a + alpha * a * b)` with `a = norm(U1 x)` and `b = norm(U3 U2 x)`: (B, H, W, d) to (B, H, W, d). Degree 2,
-    LayerNorms aside. The spatial one shifts `U1 x` and `U2 x` by a pixel.
+    """`C (a + alpha * a * b)` with `a = norm(U1 x)` and `b = norm(U3 U2 x)`. Degree 2, LayerNorms aside.
+
+    Shapes (B, H, W, d) to (B, H, W, d). The spatial layer shifts `U1 x` and `U2 x` by one pixel.
     """
 
     degree = 2
@@ -61,7 +62,7 @@ class MuLayer(nn.Module):
 
 
 def shift(x: Tensor) -> Tensor:
-    """(B, H, W, C): the quarters of the channels move a pixel down, up, right and left; the border keeps its value."""
+    """Shifts the quarters of the channels of (B, H, W, C) down, up, right and left by a pixel; borders are repeated."""
     down, up, right, left = x.chunk(4, dim=3)
     return torch.cat(
         [
@@ -75,6 +76,8 @@ def shift(x: Tensor) -> Tensor:
 
 
 class MonetBlock(nn.Module):
+    """A spatial and a channel mu-layer, each with a residual connection: (B, C, H, W) to (B, C, H, W)."""
+
     def __init__(self, channels: int, polynomial: bool, drop_path_rate: float, **dd: Any):
         super().__init__()
         self.norm: Any = norm_of(channels, polynomial, **dd)
@@ -92,39 +95,15 @@ class MonetBlock(nn.Module):
 class MONet(Pyramid):
     """MONet, with the interface of a timm model."""
 
-    halving_kernel = 3
+    downsampling_kernel = 3
 
     def block(self, width: int, number: int, polynomial: bool, drop_path_rate: float, **dd: Any) -> MonetBlock:
         return MonetBlock(width, polynomial, drop_path_rate, **dd)
 
 
-TINY: dict[str, Any] = dict(depths=(4, 8, 12, 10), widths=(64, 128, 192, 192))
-SMALL: dict[str, Any] = dict(depths=(4, 6, 12, 14), widths=(128, 192, 256, 384))
-
-default_cfgs = generate_default_cfgs(
-    {"monet_tiny": CFG, "monet_small": CFG, "monet_tiny_bn": CFG, "monet_small_bn": CFG}
-)
-
-
-@register("activation-free")
-def monet_tiny(pretrained: bool = False, **kwargs: Any) -> Pyramid:
-    """MONet-T, of 10 million parameters."""
-    return create(MONet, "monet_tiny", pretrained, **TINY, **kwargs)
-
-
-@register("activation-free")
-def monet_small(pretrained: bool = False, **kwargs: Any) -> Pyramid:
-    """MONet-S, of 33 million parameters."""
-    return create(MONet, "monet_small", pretrained, **SMALL, **kwargs)
-
-
-@register("fully polynomial")
-def monet_tiny_bn(pretrained: bool = False, **kwargs: Any) -> Pyramid:
-    """MONet-T with batch norms."""
-    return create(MONet, "monet_tiny_bn", pretrained, **TINY, polynomial=True, **kwargs)
-
-
-@register("fully polynomial")
-def monet_small_bn(pretrained: bool = False, **kwargs: Any) -> Pyramid:
-    """MONet-S with batch norms."""
-    return create(MONet, "monet_small_bn", pretrained, **SMALL, polynomial=True, **kwargs)
+SIZES = {
+    "tiny": dict(depths=(4, 8, 12, 10), widths=(64, 128, 192, 192)),
+    "small": dict(depths=(4, 6, 12, 14), widths=(128, 192, 256, 384)),
+}
+default_cfgs = pyramid_cfgs("monet", SIZES)
+register_sizes(MONet, "monet", SIZES)

@@ -4,10 +4,10 @@ Paper: "Activation-Free Backbones for Image Recognition: Polynomial Alternatives
 Wang, Gregory and Chrysos, ICML 2026. Section 3.5 and Table S2 describe the network assembled here from the
 operators in `polynext.nn`.
 
-    stem -> stage 1 -> ... -> stage 4 -> norm -> PolyHead
-    stage = [downsampling of both skip paths] + cells
-    cell  = norm(multi-input skip of the two cells before) + stacks
-    stack = mixer (PolyConv or PolyAttention), then PolyMLP, each under Sigmoid-Scale
+    network = stem, stage 1, ..., stage 4, norm, PolyHead
+    stage   = downsampling of both skip paths (not in stage 1), then cells
+    cell    = norm of the multi-input skip of the two previous cells, then stacks
+    stack   = mixer (PolyConv or PolyAttention), then PolyMLP, each added under a Sigmoid-Scale
 """
 
 import copy
@@ -46,9 +46,18 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """One stage: `cells` cells of `stacks` stacks each, at one width.
+    """One stage: cells of stacks at one width.
 
-    `heads` of attention are one for each 64 channels unless given, and see the whole map unless there is a `window`.
+    Attributes:
+        width: channels.
+        cells: number of cells.
+        stacks: number of stacks in each cell.
+        mixer: PolyConv or PolyAttention.
+        coarse_kernel: size of PolyConv's coarse kernel.
+        conv_ratio: hidden width of PolyConv in units of `width`.
+        mlp_ratio: width of both branches of PolyMLP together in units of `width`.
+        heads: of PolyAttention; one for each 64 channels by default.
+        window: side of PolyAttention's windows; the whole map by default.
     """
 
     width: int
@@ -64,12 +73,17 @@ class StageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PolyNeXtConfig:
-    """A whole network: its stages and what they share.
+    """A whole network.
 
-    `scale_logits` are the Sigmoid-Scale's initial logits, of which a cell uses as many as it has sublayers. With
-    `share_scales` the MLP of a stack and the mixer of the next use one and the same. The last two are of the fully
-    polynomial norms: whether they have a beta, which the published networks do not, and whether the processes of a
-    distributed run share their statistics, which the paper's do not.
+    Attributes:
+        stages: from the highest to the lowest resolution.
+        scale_logits: initial logits of each cell's Sigmoid-Scale, one for each sublayer.
+        share_scales: the MLP of a stack and the mixer of the next stack share a scale.
+        stem_kernel: size of the stem's kernel.
+        stem_stride: stride of the stem.
+        full_downsampling: downsample the newer skip path by a full 3x3 convolution instead of a separable one.
+        norm_beta: the fully polynomial norms have shifts; the published ones have not.
+        share_statistics: the fully polynomial norms share statistics over processes; the paper's do not.
     """
 
     stages: tuple[StageConfig, ...]
@@ -83,28 +97,28 @@ class PolyNeXtConfig:
 
     @property
     def stem_padding(self) -> int:
-        """Around the image; none if the stem takes patches side by side, which cover it without."""
+        """Zero for a stem of non-overlapping patches."""
         return 0 if self.stem_kernel == self.stem_stride else self.stem_kernel // 2
 
     @property
     def stride(self) -> int:
-        """By how much the network reduces an image."""
+        """The image's resolution divided by that of the last stage."""
         return self.stem_stride * 2 ** (len(self.stages) - 1)
 
     def scale_indices(self, stack: int) -> tuple[int, int]:
-        """The Sigmoid-Scale entries of a stack's mixer and MLP."""
+        """The indices of a stack's mixer and MLP into the cell's scales."""
         return (stack, stack + 1) if self.share_scales else (2 * stack, 2 * stack + 1)
 
 
 class Blocks:
-    """How the parts of a cell are built; hand the network another one to change a part everywhere."""
+    """Builds the parts of a cell. Pass a subclass to the network to replace a part everywhere."""
 
-    def fitted(self, config: PolyNeXtConfig) -> "Blocks":
-        """These, as the architecture wants them."""
+    def configured(self, config: PolyNeXtConfig) -> "Blocks":
+        """These blocks with the options of an architecture."""
         return self
 
     def norm(self, size: Size) -> NormMaker:
-        """Makes a norm from a number of channels, for feature maps of this size."""
+        """A function that builds a norm from a number of channels, for feature maps of this size."""
         return LayerNorm2d
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
@@ -132,48 +146,46 @@ class Blocks:
 
 
 class FullyPolynomialBlocks(Blocks):
-    """Norms with running statistics, so that inference is additions and multiplications only (Section 4.6)."""
+    """Blocks whose norms have running statistics, so that inference is a polynomial of the image (Section 4.6)."""
 
-    # Before it has seen a batch, a norm should divide by too much rather than too little: then an untrained network
-    # is quiet in eval mode, where it would overflow. 64 is what a Kaiming-initialised PolyConv makes of variance 1,
-    # the largest growth in a network.
+    # The variance that a Kaiming-initialised PolyConv gives an input of variance 1, the largest growth in a network.
+    # With smaller initial statistics, an untrained network would overflow in eval mode.
     initial_var = 64.0
 
-    beta = shared = False
+    beta = share_statistics = False
 
-    def fitted(self, config: PolyNeXtConfig) -> Blocks:
-        fitted = copy.copy(self)
-        fitted.beta, fitted.shared = config.norm_beta, config.share_statistics
-        return fitted
+    def configured(self, config: PolyNeXtConfig) -> Blocks:
+        blocks = copy.copy(self)
+        blocks.beta, blocks.share_statistics = config.norm_beta, config.share_statistics
+        return blocks
 
     def norm(self, size: Size) -> NormMaker:
-        norm = SyncPositionNorm2d if self.shared else PositionNorm2d
+        norm = SyncPositionNorm2d if self.share_statistics else PositionNorm2d
         return partial(norm, size=size, beta=self.beta, initial_var=self.initial_var)
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
-        if stage.mixer == "attention":
-            norm = self.norm(size)
-            return PolyAttention(
-                stage.width,
-                stage.heads,
-                normalisation="row_sum",
-                size=size,
-                window=stage.window,
-                norm=norm,
-                out_norm=norm,
-                row_norm=SyncRowSumNorm if self.shared else RowSumNorm,
-                **dd,
-            )
-        return super().mixer(stage, size, **dd)
+        if stage.mixer == "conv":
+            return super().mixer(stage, size, **dd)
+        return PolyAttention(
+            stage.width,
+            stage.heads,
+            normalisation="row_sum",
+            size=size,
+            window=stage.window,
+            norm=self.norm(size),
+            out_norm=self.norm(size),
+            row_norm=SyncRowSumNorm if self.share_statistics else RowSumNorm,
+            **dd,
+        )
 
 
 class Stack(nn.Module):
-    """A spatial mixer and a PolyMLP, added to the residual stream under two of their cell's scales (Equation 7).
+    """A spatial mixer and a PolyMLP, each with a scaled residual connection (Equation 7).
 
-        x = x + s_mixer mixer(x)
-        y = x + s_mlp mlp(x)
+        x = x + s_mixer * mixer(x)
+        y = x + s_mlp * mlp(x)
 
-    Stochastic depth leaves branches out of some images in training.
+    The scales are two of the cell's, at `scale_indices`. In training, stochastic depth drops branches of some images.
     """
 
     def __init__(self, mixer: nn.Module, mlp: nn.Module, scale_indices: tuple[int, int], drop_path_rate: float = 0.0):
@@ -189,12 +201,12 @@ class Stack(nn.Module):
 
 
 class Cell(nn.Module):
-    """Stacks on the normed combination of the two cell outputs before (Section 3.4, Figure 3).
+    """Stacks on the normalised multi-input skip of the two previous cells (Section 3.4, Figure 3).
 
-        x = norm(s0 older + s1 newer)    (Equation 8)
+        x = norm(s0 * older + s1 * newer)    (Equation 8)
         y = stacks(x)
 
-    Its Sigmoid-Scale holds the scales of all its stacks.
+    `scale` is the Sigmoid-Scale with the scales of all sublayers.
     """
 
     def __init__(
@@ -210,12 +222,10 @@ class Cell(nn.Module):
         self.skip: Any = blocks.skip(stage, **dd)
         self.norm: Any = blocks.cell_norm(stage, size, **dd)
         self.scale: Any = blocks.scale(config, stage, **dd)
-        self.stacks: Any = nn.ModuleList(
-            Stack(
-                blocks.mixer(stage, size, **dd), blocks.mlp(stage, size, **dd), config.scale_indices(j), drop_path_rate
-            )
-            for j in range(stage.stacks)
-        )
+        self.stacks: Any = nn.ModuleList()
+        for i in range(stage.stacks):
+            mixer, mlp = blocks.mixer(stage, size, **dd), blocks.mlp(stage, size, **dd)
+            self.stacks.append(Stack(mixer, mlp, config.scale_indices(i), drop_path_rate))
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
         x = self.norm(self.skip(older, newer))
@@ -227,9 +237,9 @@ class Cell(nn.Module):
 
 
 class Downsampling(nn.Module):
-    """Halves the map and sets the new width, on each of the two skip paths by its own convolutions.
+    """Halves the resolution and changes the width of the two skip paths, each by its own convolutions.
 
-    The older path is separable (depthwise 3x3, then 1x1); the newer one is separable too or a full 3x3.
+    The older path has a separable convolution (depthwise 3x3, then 1x1), the newer path a separable or a full 3x3 one.
     """
 
     def __init__(self, width_in: int, width_out: int, full: bool, **dd: Any):
@@ -252,7 +262,7 @@ class Downsampling(nn.Module):
 
 
 class Stage(nn.Module):
-    """Cells at one resolution. Takes and returns the two newest cell outputs, the older one first."""
+    """Cells at one resolution. Takes and returns the outputs of the last two cells, the older one first."""
 
     def __init__(self, downsampling: nn.Module | None, cells: list[Cell]):
         super().__init__()
@@ -268,7 +278,7 @@ class Stage(nn.Module):
 
 
 class Stages(nn.Sequential):
-    """The stages in a row, from the stem's output, both skip inputs of the first cell, to the last cell's."""
+    """All stages. The stem's output is both skip inputs of the first cell; returns the output of the last cell."""
 
     def forward(self, x: Tensor) -> Tensor:
         older, newer = x, x
@@ -285,11 +295,11 @@ class PolyNeXt(Backbone):
         in_chans: image channels.
         num_classes: 0 for no classifier.
         global_pool: "avg", "max", or "" for a map of logits.
-        img_size: what the fully polynomial norms are built for; the LayerNorm models take any size.
-        output_stride: the largest reduction; stages that would go beyond it keep their resolution and are dilated.
+        img_size: the image size of the fully polynomial norms. Models with LayerNorm take any size.
+        output_stride: limit of the reduction. Stages beyond it keep the resolution and are dilated instead.
         drop_rate: dropout before the classifier.
         drop_path_rate: stochastic depth of the last cell, rising linearly from 0 at the first.
-        blocks: how the parts of a cell are built.
+        blocks: builds the parts of a cell.
     """
 
     def __init__(
@@ -308,7 +318,7 @@ class PolyNeXt(Backbone):
     ):
         super().__init__(in_chans, num_classes, drop_rate)
         dd: Any = {"device": device, "dtype": dtype}
-        blocks = (blocks or Blocks()).fitted(cfg)
+        blocks = (blocks or Blocks()).configured(cfg)
         self.config = cfg
         self.fully_polynomial = isinstance(blocks, FullyPolynomialBlocks)
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
@@ -348,7 +358,7 @@ class PolyNeXt(Backbone):
 
     def forward_features(self, x: Tensor) -> Tensor:
         self.check(x)
-        x = x.contiguous(memory_format=torch.channels_last)  # where 1x1 convolutions and norms need no copy
+        x = x.contiguous(memory_format=torch.channels_last)  # 1x1 convolutions and norms then need no copy
         return self.norm(self.stages(self.stem(x)))
 
     def stage_outputs(self, x: Tensor) -> Iterator[Tensor]:
@@ -359,7 +369,7 @@ class PolyNeXt(Backbone):
             yield newer
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Parameter groups from the stem to the head, by stage or by cell, for layer-wise learning rates."""
+        """timm's parameter groups for layer-wise learning rates: by stage if coarse, else by cell."""
         if coarse:
             return dict(stem=r"^stem", blocks=[(r"^stages\.(\d+)", None), (r"^norm", (99999,))])
         return dict(
@@ -373,22 +383,19 @@ class PolyNeXt(Backbone):
 
 
 def stage_strides(config: PolyNeXtConfig, output_stride: int | None) -> list[int]:
-    """By how much each stage reduces the resolution, the first with the stem: all of them 2 after it, or 1 where the
-    output stride is reached."""
+    """The stride of the stem and of each later stage: 2, or 1 after the output stride is reached."""
     strides = [config.stem_stride] + [2] * (len(config.stages) - 1)
     possible = [math.prod(strides[: i + 1]) for i in range(len(strides))]
     if output_stride is None:
         return strides
     if output_stride not in possible:
-        raise PolyNeXtError(
-            f"the network got output_stride={output_stride}: choose one of {', '.join(map(str, possible))}."
-        )
+        raise PolyNeXtError(f"output_stride is {output_stride}: choose one of {', '.join(map(str, possible))}.")
     reached = possible.index(output_stride)
     return strides[: reached + 1] + [1] * (len(strides) - reached - 1)
 
 
 def dilate(stage: nn.Module, dilation: int) -> None:
-    """Replaces a stage's stride by dilation: its kernels then see what they would at the lower resolution."""
+    """Replaces a stage's stride by dilation. Its kernels keep the receptive field of the lower resolution."""
     for conv in stage.modules():
         if isinstance(conv, nn.Conv2d) and conv.kernel_size != (1, 1):
             factor = dilation // 2 if conv.stride == (2, 2) else dilation

@@ -1,20 +1,19 @@
-"""The authors' published weights: which there are, and how the names in their files become ours."""
+"""Trained weights: the authors' published files, the conversion of their names to ours, and the shipped files."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, preview
 
 HUB = "JJWCactus/PolyNeXt"
 
 StateDict = dict[str, Tensor]
 
-
-# Models with published weights, by timm's name with its tag, and their files in that repository.
+# Models with published weights, by timm's name with its tag, and their files in the HUB repository.
 PUBLISHED = {
     "cpolynext_tiny.in1k": "cpolynext_t.pt",
     "cpolynext_small.in1k": "cpolynext_s.pt",
@@ -32,18 +31,18 @@ PUBLISHED = {
     "cpolynext_lowres.tiny_imagenet": "cpolynext_lr_tiny_imagenet.pt",
 }
 
-# Models whose trained weights come with the package, as files of these names.
+# Models whose trained weights are shipped with the package, in files of these names.
 WEIGHTS = Path(__file__).parent / "weights"
-EMBEDDED = ("cpolynext_nano_bn.digits", "cpolynext_cipher_bn.cifar10")
+SHIPPED = ("cpolynext_nano_bn.digits", "cpolynext_cipher_bn.cifar10")
 
 
-def embedded_weights(name: str) -> Path | None:
-    """The file that comes with the package for a model's name, with its tag or without; None if there is none."""
-    tags = [tagged for tagged in EMBEDDED if name in (tagged, tagged.split(".")[0])]
+def shipped_weights(name: str) -> Path | None:
+    """The shipped file for a model's name, with or without a tag; None if there is none."""
+    tags = [tagged for tagged in SHIPPED if name in (tagged, tagged.split(".")[0])]
     return WEIGHTS / f"{tags[0]}.safetensors" if tags else None
 
 
-# The published operators are numbered through a cell: six a stack with PolyConv, three with PolyAttention.
+# The published files number the operators of a cell: six for each stack with PolyConv, three with PolyAttention.
 CONV_STACK = {
     "0": "mixer.w_in",
     "1": "mixer.k_coarse",
@@ -80,12 +79,12 @@ LEAVES = {"scale": "scale.logits", "running_denom": "running_row_sum"}
 
 
 def is_published(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether this is in the authors' layout, as a plain state dict or as one of their training checkpoints."""
+    """Whether a state dict or training checkpoint is in the authors' layout."""
     return "cells.0.skip_weight" in published_weights(checkpoint)
 
 
 def published_weights(checkpoint: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """The state dict in a checkpoint of the authors: its EMA weights if it is one of a training run."""
+    """The state dict in a checkpoint of the authors; the EMA weights if it has them."""
     inner = checkpoint.get("ema_state_dict") or checkpoint.get("state_dict")
     weights = inner if isinstance(inner, Mapping) else checkpoint
     tensors = {str(key): value for key, value in weights.items() if isinstance(value, Tensor) and key != "n_averaged"}
@@ -93,7 +92,7 @@ def published_weights(checkpoint: Mapping[str, Any]) -> Mapping[str, Tensor]:
 
 
 def rename_published(checkpoint: Mapping[str, Any]) -> StateDict:
-    """Our names and shapes for a published checkpoint's entries; an entry without a place here is an error."""
+    """A published checkpoint with our names and shapes. Unknown entries are an error."""
     weights = published_weights(checkpoint)
     scales = {k: v for k, v in weights.items() if k.endswith(".preprocess0.scale")}
     widths = {int(key.split(".")[1]): scale.numel() for key, scale in scales.items()}
@@ -102,7 +101,7 @@ def rename_published(checkpoint: Mapping[str, Any]) -> StateDict:
     unknown = []
     for key, value in weights.items():
         if key == "head.2.p" or key.endswith(".num_batches_tracked"):
-            continue  # a dropout rate and counters, on which no result depends
+            continue  # a dropout rate and counters, which affect no result
         name = our_name(key, places, weights)
         if name is None:
             unknown.append(key)
@@ -110,13 +109,13 @@ def rename_published(checkpoint: Mapping[str, Any]) -> StateDict:
             renamed[name] = without_unit_axes(name, value)
     if unknown:
         raise PolyNeXtError(
-            f"the checkpoint has entries that no PolyNeXt has: {some(unknown)}; check that the file is what it says."
+            f"the checkpoint has entries that no PolyNeXt has: {preview(unknown)}. Give one of the authors' files."
         )
     return renamed
 
 
 def cell_places(widths: dict[int, int]) -> dict[int, str]:
-    """From a cell's number through the whole network to its place in a stage; a new width starts a stage."""
+    """From a cell's number in the whole network to its place in a stage. A new width starts a stage."""
     places = {}
     stage = position = 0
     for number in sorted(widths):
@@ -153,7 +152,7 @@ def our_name(key: str, places: dict[int, str], weights: Mapping[str, Tensor]) ->
 
 
 def without_unit_axes(name: str, value: Tensor) -> Tensor:
-    """The published scales and statistics carry axes of length one for broadcasting, ours do not."""
+    """Removes the axes of length 1 that published scales and statistics have for broadcasting."""
     leaf = name.rsplit(".", 1)[-1]
     if leaf in ("gamma_hw", "running_mean", "running_var"):  # (1, 1, H, W)
         return value.flatten(0, -2) if value.ndim > 2 else value
@@ -163,37 +162,30 @@ def without_unit_axes(name: str, value: Tensor) -> Tensor:
 
 
 def check_same_entries(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
-    """Raises unless both have the same names and shapes, listing what differs."""
+    """Raises an error that lists the differences unless both have the same names and shapes."""
     problems = []
     if missing := sorted(expected.keys() - given.keys()):
-        problems.append(f"missing {some(missing)}")
+        problems.append(f"missing {preview(missing)}")
     if unexpected := sorted(given.keys() - expected.keys()):
-        problems.append(f"unexpected {some(unexpected)}")
+        problems.append(f"unexpected {preview(unexpected)}")
     misshapen = [
         f"{key} {tuple(given[key].shape)} instead of {tuple(expected[key].shape)}"
         for key in sorted(expected.keys() & given.keys())
         if given[key].shape != expected[key].shape
     ]
     if misshapen:
-        problems.append(f"misshapen {some(misshapen)}")
+        problems.append(f"misshapen {preview(misshapen)}")
     if problems:
         raise PolyNeXtError(
             f"the weights do not fit {what}: {'; '.join(problems)}; "
-            "load them into the model, classes, channels and image size they were made for."
+            "load them into the model they were made for, with its classes, channels and image size."
         )
 
 
-def some(names: Iterable[str], most: int = 8) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more if listed else "nothing"
-
-
 def adapt_checkpoint(checkpoint: Mapping[str, Any], model: nn.Module) -> StateDict:
-    """What timm loads for `pretrained=True`: our layout, checked against the model.
+    """The weights that timm loads for `pretrained=True`: in our layout, checked against the model.
 
-    The stem and the classifier are left to timm, which adapts the one to other channels and renews the other for
-    other classes.
+    The stem and the classifier are not checked: timm adapts them to other channels and classes.
     """
     weights = rename_published(checkpoint) if is_published(checkpoint) else dict(checkpoint)
 

@@ -1,24 +1,24 @@
 """The frame that the prior polynomial networks share: stem, four stages of blocks, mean pool, linear classifier.
 
-MONet (`monet.py`) and DTTN (`dttn.py`) are their blocks in it, with the interface of a timm model.
+MONet (`monet.py`) and DTTN (`dttn.py`) define the blocks.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg
+from timm.models import DefaultCfg, build_model_with_cfg, generate_default_cfgs
 from torch import Tensor, nn
 
 from polynext.models.backbone import Backbone
 from polynext.models.network import FullyPolynomialBlocks
+from polynext.models.registry import SUFFIXES, default_cfg, register
 from polynext.nn import PooledClassifier
 
 
 class PyramidStage(nn.Module):
-    """Blocks at one resolution, after a halving convolution from the second stage on. (B, C, H, W) in and out."""
+    """Blocks at one resolution, after a downsampling convolution from the second stage on. (B, C, H, W) in and out."""
 
     def __init__(self, downsampling: nn.Module, blocks: list[nn.Module]):
         super().__init__()
@@ -30,7 +30,7 @@ class PyramidStage(nn.Module):
 
 
 class Pyramid(Backbone):
-    """The network, with the interface of a timm model. Subclasses give it its blocks.
+    """The network, with the interface of a timm model. Subclasses define `block` and `downsampling_kernel`.
 
     Args:
         depths: blocks of each stage.
@@ -43,7 +43,7 @@ class Pyramid(Backbone):
         polynomial: norms with running statistics in place of LayerNorm, so that inference is a polynomial.
     """
 
-    halving_kernel: int  # of the convolutions between stages
+    downsampling_kernel: int
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Pyramid(Backbone):
         self.head: Any = PooledClassifier(self.num_features, num_classes, global_pool, drop_rate, **dd)
 
     def downsampling(self, width_in: int, width_out: int, **dd: Any) -> nn.Module:
-        kernel = self.halving_kernel
+        kernel = self.downsampling_kernel
         return nn.Conv2d(width_in, width_out, kernel, stride=2, padding=(kernel - 1) // 2, **dd)
 
     @abstractmethod
@@ -102,31 +102,31 @@ class Pyramid(Backbone):
         return dict(stem=r"^stem", blocks=[(blocks, None), (r"^stages\.(\d+)\.downsampling", (0,))])
 
 
-def quiet_batch_norm(channels: int, **dd: Any) -> nn.BatchNorm2d:
-    """Batch norm that divides by much before it has seen a batch, as ours do (`FullyPolynomialBlocks.initial_var`): an
-    untrained polynomial would overflow in eval mode.
-    """
+def batch_norm(channels: int, **dd: Any) -> nn.BatchNorm2d:
+    """Batch norm with a large initial variance: an untrained polynomial would overflow in eval mode."""
     norm = nn.BatchNorm2d(channels, **dd)
     running_var: Any = norm.running_var
     running_var.fill_(FullyPolynomialBlocks.initial_var)
     return norm
 
 
-CFG = {
-    "input_size": (3, 224, 224),
-    "pool_size": (7, 7),
-    "num_classes": 1000,
-    "interpolation": "bicubic",
-    "crop_pct": 0.9,
-    "mean": IMAGENET_DEFAULT_MEAN,
-    "std": IMAGENET_DEFAULT_STD,
-    "first_conv": "stem.0",
-    "classifier": "head.fc",
-    "license": "apache-2.0",
-}
+def pyramid_cfgs(family: str, sizes: Iterable[str]) -> dict[str, DefaultCfg]:
+    """timm's default configs of each size of a family, activation-free and fully polynomial."""
+    names = [f"{family}_{size}{suffix}" for suffix in SUFFIXES.values() for size in sizes]
+    return generate_default_cfgs(dict.fromkeys(names, default_cfg(first_conv="stem.0")))
 
 
-def create(network: type[Pyramid], name: str, pretrained: bool, **options: Any) -> Pyramid:
-    """What a registered function returns."""
-    features = dict(out_indices=(0, 1, 2, 3), feature_cls="getter")
-    return build_model_with_cfg(network, name, pretrained, feature_cfg=features, **options)
+def register_sizes(network: type[Pyramid], family: str, sizes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Registers each size of a network, activation-free and fully polynomial, with timm."""
+
+    def build(name: str, pretrained: bool, **options: Any) -> nn.Module:
+        size, polynomial = name.removeprefix(f"{family}_").removesuffix("_bn"), name.endswith("_bn")
+        features = dict(out_indices=(0, 1, 2, 3), feature_cls="getter")
+        options = {**sizes[size], "polynomial": polynomial, **options}
+        return build_model_with_cfg(network, name, pretrained, feature_cfg=features, **options)
+
+    for kind, suffix in SUFFIXES.items():
+        for size, shape in sizes.items():
+            stages = ", ".join(f"{depth} of width {width}" for depth, width in zip(*shape.values(), strict=True))
+            doc = f"{network.__name__}-{size[0].upper()}, {kind}; blocks of each stage: {stages}."
+            register(network.__module__, f"{family}_{size}{suffix}", kind, doc, build)

@@ -1,4 +1,4 @@
-"""What stands in for a part of PolyNeXt in its variants. Shapes are (B, C, H, W) to (B, C, H, W) throughout."""
+"""Modules that replace a part of PolyNeXt in its variants. All map (B, C, H, W) to (B, C, H, W)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,33 +36,28 @@ def addition(a: Tensor, b: Tensor) -> Tensor:
     return a + b
 
 
-class FusedMLP(PolyMLP):
-    """PolyMLP with something else than the Hadamard product between its branches."""
+class FusedBranches(nn.Module):
+    """An operator with `fuse(a, b)` in place of the Hadamard product of its branches."""
 
     def __init__(self, *args: Any, fuse: Fusion, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.fuse = fuse
         self.degree = 1 if fuse is addition else 2
 
+
+class FusedMLP(FusedBranches, PolyMLP):
     def mix(self, ab: Tensor) -> Tensor:
         a, b = ab.chunk(2, dim=1)
         return self.norm(self.fuse(a, b))
 
 
-class FusedConv(PolyConv):
-    """PolyConv with something else than the Hadamard product between its branches."""
-
-    def __init__(self, *args: Any, fuse: Fusion, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.fuse = fuse
-        self.degree = 1 if fuse is addition else 2
-
+class FusedConv(FusedBranches, PolyConv):
     def mix(self, h: Tensor) -> Tensor:
         return self.k(self.fuse(self.k_coarse(h), self.k_fine(h).flip(1)))
 
 
 class AddedHead(PolyHead):
-    """PolyHead with `W_a x + W_b x` in place of its product: a linear classifier."""
+    """PolyHead with `W_a x + W_b x` in place of its product, which makes it linear."""
 
     degree = 1
 
@@ -78,7 +73,7 @@ class UnflippedConv(PolyConv):
 
 
 class FineConv(nn.Module):
-    """PolyConv without its coarse branch, hence without a product: `y = norm(W_out K K_f W_in x)`."""
+    """PolyConv without its coarse branch and product: `y = norm(W_out K K_f W_in x)`."""
 
     def __init__(self, channels: int, ratio: float = 1.0, norm: NormMaker = LayerNorm2d, **dd: Any):
         super().__init__()
@@ -95,7 +90,7 @@ class FineConv(nn.Module):
 
 
 class SeparableConv(nn.Module):
-    """`y = norm(W_out K gelu(W_in x))` with a 7x7 depthwise K, as wide inside as PolyConv."""
+    """`y = norm(W_out K gelu(W_in x))` with a 7x7 depthwise K and the hidden width of PolyConv."""
 
     def __init__(self, channels: int, ratio: float = 1.0, norm: NormMaker = LayerNorm2d, **dd: Any):
         super().__init__()
@@ -111,7 +106,7 @@ class SeparableConv(nn.Module):
 
 
 class GeluMLP(nn.Module):
-    """`y = norm(W_2 gelu(W_1 x))`, with as many weights as PolyMLP of the same ratio."""
+    """`y = norm(W_2 gelu(W_1 x))` with as many weights as PolyMLP of the same ratio."""
 
     def __init__(self, channels: int, ratio: float = 2.0, norm: NormMaker = LayerNorm2d, **dd: Any):
         super().__init__()
@@ -126,7 +121,7 @@ class GeluMLP(nn.Module):
 
 
 class StandardAttention(nn.Module):
-    """`W_out softmax(Q K^T / sqrt(d)) V` of the normed input, Q, K and V by one projection."""
+    """`W_out softmax(Q K^T / sqrt(d)) V` of the normalised input, with one projection for Q, K and V."""
 
     def __init__(self, channels: int, heads: int, head_dim: int = 32, norm: NormMaker = LayerNorm2d, **dd: Any):
         super().__init__()
@@ -144,14 +139,14 @@ class StandardAttention(nn.Module):
 
 
 class NewestInput(nn.Module):
-    """Instead of the multi-input skip: the newest cell output alone."""
+    """Replaces the multi-input skip by the newest cell output."""
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
         return newer
 
 
 class SingleDownsampling(nn.Module):
-    """Downsampling where there is one path only."""
+    """Downsampling of a single path."""
 
     def __init__(self, newer: nn.Module):
         super().__init__()

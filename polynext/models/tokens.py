@@ -1,4 +1,4 @@
-"""Modules of maps (B, C, H, W) where a network has tokens (B, N, C), and the other way round."""
+"""Adapters between feature maps (B, C, H, W) and tokens (B, N, C)."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from polynext.nn import PolyAttention
 
 
 class Positions(nn.Module):
-    """A module of (..., C) on maps (B, C, H, W), position by position."""
+    """Applies a module for (..., C) to maps (B, C, H, W)."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
@@ -22,7 +22,7 @@ class Positions(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """A module of maps (B, C, H, W) that mixes channels only, on (B, N, C) or (B, H, W, C)."""
+    """Applies a channel-mixing module for maps (B, C, H, W) to (B, N, C) or (B, H, W, C)."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
@@ -37,23 +37,23 @@ class ChannelsLast(nn.Module):
 class TokenAttention(nn.Module):
     """PolyAttention on the tokens (B, N, C) of a ViT.
 
-    The patches form a map, over which the depthwise convolutions go; the first `prefix` tokens attend and are attended
-    to, without them.
+    The depthwise convolutions act on the map that the patches form. The first `prefix` tokens, such as a class token,
+    take part in attention only.
     """
 
     def __init__(self, inner: nn.Module, prefix: int, grid: tuple[int, int] | None):
         super().__init__()
         if prefix and not isinstance(inner, PolyAttention):
             raise PolyNeXtError(
-                f"{type(inner).__name__} cannot replace attention among class tokens: only PolyAttention can, "
-                "or take a ViT without a class token."
+                f"{type(inner).__name__} cannot replace attention among class tokens: use PolyAttention, or a ViT "
+                "without a class token."
             )
         self.inner: Any = inner
         self.prefix, self.grid = prefix, grid
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
-            raise PolyNeXtError("PolyAttention takes no attention mask: leave it out.")
+            raise PolyNeXtError("an attention mask was given: PolyAttention does not support masks.")
         patches = to_map(x[:, self.prefix :], self.grid)
         if not self.prefix:
             return to_tokens(self.inner(patches))
@@ -69,7 +69,7 @@ class TokenAttention(nn.Module):
         return to_tokens(inner.w_out(y.transpose(1, 2).unsqueeze(3)))
 
     def heads(self, tokens: Tensor) -> Tensor:
-        """(B, N, h d) to (B, 1, N, h, d), a map of one row."""
+        """(B, N, h d) to a map of one row, (B, 1, N, h, d)."""
         return tokens.unflatten(2, (self.inner.heads, -1)).unsqueeze(1)
 
 
@@ -80,7 +80,7 @@ def to_tokens(x: Tensor) -> Tensor:
 
 @torch.fx.wrap
 def to_map(tokens: Tensor, grid: tuple[int, int] | None) -> Tensor:
-    """(B, N, C) to (B, C, H, W): on the grid the network was built for, or on a square one."""
+    """(B, N, C) to (B, C, H, W), on the network's grid or on a square one."""
     count = tokens.shape[1]
     if grid is None or grid[0] * grid[1] != count:
         side = math.isqrt(count)

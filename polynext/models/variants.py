@@ -1,7 +1,7 @@
-"""Named changes of a model's parts: the networks of the paper's ablations (Tables 3, 4, Section 4.3), and a few more.
+"""Changes of a model: its architecture in numbers, and variants by name.
 
-A variant is other blocks, another architecture, or polynomial modules in somebody else's network. It is part of a
-training run's config, so that the run's folder tells the whole network.
+The variants are the networks of the paper's ablations (Tables 3 and 4, Section 4.3) and a few more. Both are part of a
+training run's config, so that the folder of a run defines its network.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, suggest
 from polynext.models.costs import count_parameters
 from polynext.models.dropin import Maker, replace_mixers
 from polynext.models.factory import create_model, is_polynext
@@ -56,11 +56,11 @@ class Variant:
     """A named change of a model's parts.
 
     Attributes:
-        what: the change in words.
-        blocks: how the parts of PolyNeXt's cells are built instead.
-        rebuild: what becomes of PolyNeXt's architecture.
-        mixers: what `replace_mixers` puts into a network that is not PolyNeXt.
-        changes: the part without which there is nothing to change.
+        what: a description of the change.
+        blocks: other blocks for PolyNeXt's cells.
+        rebuild: a function that changes PolyNeXt's architecture.
+        mixers: arguments of `replace_mixers`, for a network that is not PolyNeXt.
+        changes: the part that is changed, which the model must have.
     """
 
     what: str
@@ -70,57 +70,170 @@ class Variant:
     changes: Literal["conv", "attention", "position norm"] | None = None
 
 
-def create_variant(name: str, variant: str, in_chans: int = 3, num_classes: int = 1000, **options: Any) -> nn.Module:
-    """`create_model` with a named change of the model's parts, or several joined by +."""
+@dataclass(frozen=True, kw_only=True)
+class ArchitectureChanges:
+    """Changes of PolyNeXt's architecture in numbers; None, or an empty tuple, leaves a number unchanged.
+
+    Attributes:
+        widths: channels of each stage. Their count is the number of stages: a new stage copies the last one, at half
+            its resolution.
+        stacks: stacks in the cells of each stage; one number is for all stages.
+        patch: side of the stem's patches, in pixels.
+        coarse_kernel: side of PolyConv's coarse kernel; odd.
+        window: side of PolyAttention's windows.
+        heads: heads of PolyAttention.
+    """
+
+    widths: tuple[int, ...] = ()
+    stacks: tuple[int, ...] = ()
+    patch: int | None = None
+    coarse_kernel: int | None = None
+    window: int | None = None
+    heads: int | None = None
+
+    def __bool__(self) -> bool:
+        return self != ArchitectureChanges()
+
+    def apply(self, name: str, config: PolyNeXtConfig) -> PolyNeXtConfig:
+        """The changed architecture of the model `name`."""
+        if self.widths:
+            last = len(config.stages) - 1
+            stages = tuple(replace(config.stages[min(i, last)], width=width) for i, width in enumerate(self.widths))
+            config = replace(config, stages=stages)
+        if self.stacks:
+            config = with_stacks(config, self.stacks)
+        if self.patch is not None:
+            config = replace(config, stem_kernel=self.patch, stem_stride=self.patch)
+        if self.coarse_kernel is not None:
+            if self.coarse_kernel % 2 == 0:
+                raise PolyNeXtError(f"`model.coarse_kernel` is {self.coarse_kernel}: give an odd number.")
+            config = with_mixers(name, config, "conv", coarse_kernel=self.coarse_kernel)
+        attention = {"window": self.window, "heads": self.heads}
+        if changed := {field: value for field, value in attention.items() if value is not None}:
+            config = with_mixers(name, config, "attention", **changed)
+        return config
+
+
+def with_stacks(config: PolyNeXtConfig, stacks: tuple[int, ...]) -> PolyNeXtConfig:
+    """Another number of stacks in the cells of each stage, with initial scales for all of them."""
+    each = stacks * len(config.stages) if len(stacks) == 1 else stacks
+    if len(each) != len(config.stages):
+        raise PolyNeXtError(
+            f"`model.stacks` is for {len(stacks)} stages and the network has {len(config.stages)}: give one number "
+            "for all, or one for each."
+        )
+    stages = tuple(replace(stage, stacks=count) for stage, count in zip(config.stages, each, strict=True))
+    entries = 1 + config.scale_indices(max(each) - 1)[1]
+    return replace(config, stages=stages, scale_logits=continued(config.scale_logits, entries))
+
+
+def continued(logits: tuple[float, ...], entries: int) -> tuple[float, ...]:
+    """The first `entries` logits, extended by the difference of the last two if there are too few."""
+    step = logits[-1] - logits[-2]
+    more = max(0, entries - len(logits))
+    return (*logits[:entries], *(logits[-1] + step * (i + 1) for i in range(more)))
+
+
+def with_mixers(name: str, config: PolyNeXtConfig, mixer: str, **changed: Any) -> PolyNeXtConfig:
+    """Other options for the stages that have this mixer."""
+    if all(stage.mixer != mixer for stage in config.stages):
+        raise PolyNeXtError(f"{name} has no {mixer}, which `model.{next(iter(changed))}` changes: leave it out.")
+    stages = tuple(replace(stage, **changed) if stage.mixer == mixer else stage for stage in config.stages)
+    return replace(config, stages=stages)
+
+
+def create_variant(
+    name: str,
+    variant: str = "",
+    in_chans: int = 3,
+    num_classes: int = 1000,
+    architecture: ArchitectureChanges | None = None,
+    **options: Any,
+) -> nn.Module:
+    """`create_model` with a changed architecture, a named change of the model's parts, or both.
+
+    Args:
+        name: the model.
+        variant: a name in `VARIANTS`, or several joined by + that change different parts.
+        in_chans: channels of the images.
+        num_classes: classes of the head.
+        architecture: changes in numbers, made before those of the variant.
+        options: further options of `create_model`.
+    """
     chosen = chosen_variants(variant)
+    changes = architecture or ArchitectureChanges()
     shared: dict[str, Any] = dict(in_chans=in_chans, num_classes=num_classes, **options)
-    if chosen[0].mixers is not None:
+    if chosen and chosen[0].mixers is not None and not changes:
         return replace_mixers(create_model(name, **shared), **chosen[0].mixers)[0]
     blocks = [one.blocks for one in chosen if one.blocks is not None]
     polynomial = name.endswith("_bn") or any(isinstance(one, FullyPolynomialBlocks) for one in blocks)
     if name not in CONFIGS and not (is_polynext(name) and "." not in name and not blocks):
-        raise PolyNeXtError(f"{name} has no variant {variant!r}: it changes one of {', '.join(CONFIGS)}.")
-    original = architecture = CONFIGS[name.removesuffix("_bn")]
-    parts = {stage.mixer for stage in architecture.stages} | ({"position norm"} if polynomial else set())
+        raise PolyNeXtError(
+            f"{name} has no variant {variant!r} and no other architecture: change one of {', '.join(CONFIGS)}."
+        )
+    original = CONFIGS[name.removesuffix("_bn")]
+    changed = changes.apply(name, original)
+    parts = {stage.mixer for stage in changed.stages} | ({"position norm"} if polynomial else set())
     for one in chosen:
         if one.changes and one.changes not in parts:
-            raise PolyNeXtError(f"{name} has no {one.changes} that the variant {variant!r} could change: take another.")
+            raise PolyNeXtError(f"{name} has no {one.changes}, which the variant {variant!r} changes: choose another.")
         if one.rebuild is not None:
-            architecture = one.rebuild(architecture, in_chans, num_classes)
-    if architecture == original and not blocks:
-        raise PolyNeXtError(f"the variant {variant!r} changes nothing: {name} is so without it.")
+            changed = one.rebuild(changed, in_chans, num_classes)
+    if changed == original and not blocks:
+        what = f"the variant {variant!r}" if variant else "the architecture"
+        raise PolyNeXtError(f"{what} has no effect: {name} already uses it.")
     if blocks:
         shared["blocks"] = blocks[0]
-    return create_model(name, architecture=architecture, **shared)
+    return create_model(name, architecture=changed, **shared)
 
 
 def chosen_variants(names: str) -> list[Variant]:
-    """The variants of a name such as `degree-3` or `window-7+heads-8`, if they go together."""
-    chosen = [find_variant(name) for name in names.split("+")]
+    """The variants of a name such as `degree-3` or `position-beta+shared-statistics`, if they go together."""
+    variant, fields = split_variant(names)
+    if fields:
+        options = " and ".join(
+            f"`model.{field}` {' '.join(map(str, numbers)) if isinstance(numbers, tuple) else numbers}"
+            for field, numbers in fields.items()
+        )
+        raise PolyNeXtError(f"the variant {names!r} has numbers: give {options} instead.")
+    chosen = []
+    for name in filter(None, variant.split("+")):
+        if name not in VARIANTS:
+            hint = suggest(name, VARIANTS, f"choose one of {', '.join(VARIANTS)}.")
+            raise PolyNeXtError(f"there is no variant {name!r} of a model: {hint}")
+        chosen.append(VARIANTS[name])
     if sum(one.blocks is not None for one in chosen) > 1 or (len(chosen) > 1 and any(one.mixers for one in chosen)):
-        raise PolyNeXtError(f"the variants {names!r} change the same parts: take one of them.")
+        raise PolyNeXtError(f"the variants {names!r} change the same parts: choose one of them.")
     return chosen
 
 
-def find_variant(name: str) -> Variant:
-    if match := re.fullmatch(r"([a-z]+)-([1-9]\d*(?:-[1-9]\d*)*)", name):
-        kind, numbers = match[1], tuple(map(int, match[2].split("-")))
-        if kind in WITH_NUMBERS:
-            return WITH_NUMBERS[kind](*numbers)
-        if kind in WITH_A_NUMBER and len(numbers) == 1:
-            return WITH_A_NUMBER[kind](numbers[0])
-    if name not in VARIANTS:
-        parametrised = [*(f"{kind}-N" for kind in WITH_A_NUMBER), *(f"{kind}-N-N-..." for kind in WITH_NUMBERS)]
-        known = ", ".join([*VARIANTS, *parametrised])
-        raise PolyNeXtError(f"there is no variant {name!r} of a model: choose one of {known}, or several joined by +.")
-    return VARIANTS[name]
+def split_variant(text: str) -> tuple[str, dict[str, Any]]:
+    """A variant of polynext 0.3 and earlier, such as `patch-2+widths-32-64+no-flip`, as names and architecture fields.
+
+    Here ("no-flip", {"patch": 2, "widths": (32, 64)}). Files of these versions hold such variants.
+    """
+    names: list[str] = []
+    fields: dict[str, Any] = {}
+    for part in text.split("+"):
+        match = re.fullmatch(r"(widths|stacks|patch|coarse|window|heads)((?:-[1-9]\d*)+)", part)
+        if match is None:
+            names.append(part)
+            continue
+        field, numbers = match[1], tuple(map(int, match[2][1:].split("-")))
+        if field in ("widths", "stacks"):
+            fields[field] = numbers
+        elif len(numbers) == 1:
+            fields["coarse_kernel" if field == "coarse" else field] = numbers[0]
+        else:
+            names.append(part)
+    return "+".join(names), fields
 
 
 # Modules (Table 3)
 
 
 class WithConv(Blocks):
-    """Another module in place of PolyConv, built from its width, ratio and coarse kernel."""
+    """Another module instead of PolyConv, built from its width, ratio and coarse kernel."""
 
     def __init__(self, conv: Callable[..., nn.Module]):
         self.conv = conv
@@ -132,7 +245,7 @@ class WithConv(Blocks):
 
 
 class Fused(WithConv):
-    """Something else than the Hadamard product in every PolyConv and PolyMLP."""
+    """Another operation instead of the Hadamard product in every PolyConv and PolyMLP."""
 
     def __init__(self, fuse: Fusion):
         super().__init__(partial(FusedConv, fuse=fuse))
@@ -143,7 +256,7 @@ class Fused(WithConv):
 
 
 class Added(Fused):
-    """No product anywhere: what is left that is not linear are the norms."""
+    """Addition instead of every product, so that only the norms are nonlinear."""
 
     def __init__(self) -> None:
         super().__init__(addition)
@@ -153,7 +266,7 @@ class Added(Fused):
 
 
 class WithGeluMLP(Blocks):
-    """A plain MLP in place of PolyMLP, with a norm after it or without."""
+    """An MLP with GELU instead of PolyMLP, with or without a norm after it."""
 
     def __init__(self, post_norm: bool):
         self.post_norm = post_norm
@@ -164,7 +277,7 @@ class WithGeluMLP(Blocks):
 
 
 class WithAttention(Blocks):
-    """Another module in place of PolyAttention, built from its stage and the size of its maps."""
+    """Another module instead of PolyAttention, built from its stage and the size of its feature maps."""
 
     def __init__(self, attention: Callable[..., nn.Module]):
         self.attention = attention
@@ -184,12 +297,12 @@ def poly_attention(stage: StageConfig, size: Size, **options: Any) -> nn.Module:
 
 
 def standard_attention(stage: StageConfig, size: Size, **options: Any) -> nn.Module:
-    """With fewer heads than PolyAttention, about as wide, for the same number of multiply-accumulates."""
+    """Softmax attention with about as many multiply-accumulates as PolyAttention, by fewer heads."""
     if stage.window is not None:
-        raise PolyNeXtError("the variant 'standard-attention' has no windows: take it without a window.")
+        raise PolyNeXtError("the variant 'standard-attention' has no windows: leave out `model.window`.")
     width, tokens = stage.width, size[0] * size[1]
     inner = 32 * (stage.heads or math.ceil(width / 64))
-    # A token costs PolyAttention three projections, depthwise 5x5 and 3x3 twice each, weights and their sums.
+    # Of PolyAttention for a token: three projections, two depthwise 5x5 and two 3x3, the kernel and the weighted sums.
     wanted = inner * (3 * width + 2 * 25 + 2 * 9 + 2 * tokens) / (4 * width + 2 * tokens)
     choices = [(heads, round(wanted / heads)) for heads in {max(1, math.floor(wanted / 32)), math.ceil(wanted / 32)}]
     heads, head_dim = min(choices, key=lambda choice: (abs(math.prod(choice) - wanted), choice))
@@ -204,74 +317,8 @@ def attention_variant(what: str, attention: Callable[..., nn.Module]) -> Variant
     return Variant(what=what, blocks=WithAttention(attention), changes="attention")
 
 
-def attention_option(field: str, value: int) -> Variant:
-    changed: dict[str, Any] = {field: value}
-
-    def rebuild(config: PolyNeXtConfig, in_chans: int, num_classes: int) -> PolyNeXtConfig:
-        return replace(
-            config, stages=tuple(replace(s, **changed) if s.mixer == "attention" else s for s in config.stages)
-        )
-
-    return Variant(what=f"attention with {field} {value}", rebuild=rebuild, changes="attention")
-
-
-# The architecture in numbers
-
-
-def with_widths(*widths: int) -> Variant:
-    """As many stages as widths. A new stage is as the last one is, and takes over where the maps are halved."""
-
-    def rebuild(config: PolyNeXtConfig, in_chans: int, num_classes: int) -> PolyNeXtConfig:
-        last = len(config.stages) - 1
-        stages = tuple(replace(config.stages[min(i, last)], width=width) for i, width in enumerate(widths))
-        return replace(config, stages=stages)
-
-    return Variant(what=f"stages of width {', '.join(map(str, widths))}", rebuild=rebuild)
-
-
-def with_stacks(*stacks: int) -> Variant:
-    """So many stacks in the cells of each stage, or of all stages if there is one number."""
-
-    def rebuild(config: PolyNeXtConfig, in_chans: int, num_classes: int) -> PolyNeXtConfig:
-        each = stacks * len(config.stages) if len(stacks) == 1 else stacks
-        if len(each) != len(config.stages):
-            raise PolyNeXtError(
-                f"the variant 'stacks-{'-'.join(map(str, stacks))}' is for {len(stacks)} stages where the network has "
-                f"{len(config.stages)}: give one number for all, or one for each."
-            )
-        stages = tuple(replace(stage, stacks=count) for stage, count in zip(config.stages, each, strict=True))
-        entries = 1 + config.scale_indices(max(each) - 1)[1]
-        return replace(config, stages=stages, scale_logits=continued(config.scale_logits, entries))
-
-    return Variant(what=f"{', '.join(map(str, stacks))} stacks in a cell", rebuild=rebuild)
-
-
-def continued(logits: tuple[float, ...], entries: int) -> tuple[float, ...]:
-    """The first of these, and more with the last two's difference if there are not enough."""
-    step = logits[-1] - logits[-2]
-    more = max(0, entries - len(logits))
-    return (*logits[:entries], *(logits[-1] + step * (i + 1) for i in range(more)))
-
-
-def with_patches(side: int) -> Variant:
-    return Variant(
-        what=f"a stem of {side}x{side} patches",
-        rebuild=lambda config, *_: replace(config, stem_kernel=side, stem_stride=side),
-    )
-
-
-def with_coarse_kernel(side: int) -> Variant:
-    if side % 2 == 0:
-        raise PolyNeXtError(f"the variant 'coarse-{side}' has no middle: give an odd number.")
-
-    def rebuild(config: PolyNeXtConfig, in_chans: int, num_classes: int) -> PolyNeXtConfig:
-        return replace(config, stages=tuple(replace(stage, coarse_kernel=side) for stage in config.stages))
-
-    return Variant(what=f"coarse kernels of {side}x{side}", rebuild=rebuild, changes="conv")
-
-
 def norm_variant(what: str, **changed: bool) -> Variant:
-    """Other fully polynomial norms."""
+    """Other options of the fully polynomial norms."""
     return Variant(what=what, rebuild=lambda config, *_: replace(config, **changed), changes="position norm")
 
 
@@ -279,14 +326,14 @@ def norm_variant(what: str, **changed: bool) -> Variant:
 
 
 class WithLearnableScale(Blocks):
-    """Free scalars that start where Sigmoid-Scale does."""
+    """Unconstrained scalars with the initial values of Sigmoid-Scale."""
 
     def scale(self, config: PolyNeXtConfig, stage: StageConfig, **dd: Any) -> nn.Module:
         return LearnableScale([1 / (1 + math.exp(-logit)) for logit in config.scale_logits], **dd)
 
 
 class WithLayerScale(Blocks):
-    """A free scale per channel."""
+    """An unconstrained scale for each channel."""
 
     def __init__(self, start: float):
         self.start = start
@@ -296,7 +343,7 @@ class WithLayerScale(Blocks):
 
 
 class SingleInput(Blocks):
-    """Each cell sees the cell before it only."""
+    """Cells with one input, the output of the cell before."""
 
     def skip(self, stage: StageConfig, **dd: Any) -> nn.Module:
         return NewestInput()
@@ -306,7 +353,7 @@ class SingleInput(Blocks):
 
 
 class WithoutCellNorm(Blocks):
-    """The sum of its inputs goes into a cell as it is."""
+    """Cells without the norm of their input."""
 
     def cell_norm(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         return nn.Identity()
@@ -314,7 +361,7 @@ class WithoutCellNorm(Blocks):
 
 @functools.cache
 def widened(architecture: PolyNeXtConfig, in_chans: int, num_classes: int, stacks: int) -> PolyNeXtConfig:
-    """Fewer stacks in each cell and wider stages, with the same number of parameters to 1%."""
+    """Fewer stacks in each cell and wider stages, with the same number of parameters within 1%."""
     fewer = tuple(replace(stage, stacks=min(stage.stacks, stacks)) for stage in architecture.stages)
 
     def parameters(stages: Sequence[StageConfig]) -> int:
@@ -330,22 +377,22 @@ def widened(architecture: PolyNeXtConfig, in_chans: int, num_classes: int, stack
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (middle, high) if parameters(wider(middle)) < wanted else (low, middle)
-    # Widths are whole numbers, which is too coarse for small networks: the last PolyMLPs' width makes up for the rest.
+    # Integer widths are too coarse for small networks: the hidden width of the last stage makes up the difference.
     *first, last = wider(low)
-    hidden = int(last.width * last.mlp_ratio)  # PolyMLP truncates: the half below keeps it on the right side
+    hidden = int(last.width * last.mlp_ratio)  # PolyMLP truncates; adding 0.5 below avoids rounding errors
     candidates = [[*first, replace(last, mlp_ratio=(hidden + 2 * i + 0.5) / last.width)] for i in range(17)]
     nearest = min(candidates, key=lambda stages: abs(parameters(stages) - wanted))
     return replace(architecture, stages=tuple(nearest))
 
 
 def nearest_width(width: float, stage: StageConfig) -> int:
-    """The nearest for which PolyMLP's two branches have the same width."""
+    """The nearest width for which PolyMLP's two branches are equally wide."""
     step = next(w for w in range(1, 65) if (w * stage.mlp_ratio) % 2 == 0)
     return max(step, step * round(width / step))
 
 
 def with_scales(logits: Callable[[int], tuple[float, ...]]) -> Rebuild:
-    """Other initial logits of Sigmoid-Scale, as many as the network has."""
+    """Other initial logits of Sigmoid-Scale, of the same number."""
     return lambda config, in_chans, num_classes: replace(config, scale_logits=logits(len(config.scale_logits)))
 
 
@@ -380,23 +427,14 @@ VARIANTS = {
     "polyconv": Variant(what="convolutions -> PolyConv", mixers=mixers(conv=PolyConv)),
     "polyattn": Variant(what="attention -> PolyAttn", mixers=mixers(attention=PolyAttention)),
     "poly": Variant(what="convolutions and attention -> PolyConv and PolyAttn", mixers=mixers(PolyConv, PolyAttention)),
-    # What a reader may ask further
+    # Not in the paper
     "no-flip": conv_variant("no channel flip", UnflippedConv),
     "no-dilation": conv_variant("coarse branch without dilation", partial(PolyConv, dilation=1)),
     "scales-half": Variant(what="all scales start at 1/2", rebuild=with_scales(lambda n: (0.0,) * n)),
     "scales-falling": Variant(what="logits start at 0, -1/2, -1, ...", rebuild=with_scales(falling)),
     "scales-halving": Variant(what="scales start at 1/2, 1/2, 1/4, 1/8, ...", rebuild=with_scales(halving)),
     "position-norm": Variant(what="norms -> position norms (fully polynomial)", blocks=FullyPolynomialBlocks()),
-    # Of the fully polynomial networks (_bn)
+    # For fully polynomial networks (_bn)
     "position-beta": norm_variant("position norms with beta (Appendix C.5)", norm_beta=True),
     "shared-statistics": norm_variant("statistics shared by all processes", share_statistics=True),
 }
-
-# Variants whose names end in a number or in several.
-WITH_A_NUMBER: dict[str, Callable[[int], Variant]] = {
-    "window": partial(attention_option, "window"),
-    "heads": partial(attention_option, "heads"),
-    "patch": with_patches,
-    "coarse": with_coarse_kernel,
-}
-WITH_NUMBERS: dict[str, Callable[..., Variant]] = {"widths": with_widths, "stacks": with_stacks}

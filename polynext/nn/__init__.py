@@ -1,7 +1,7 @@
-"""The operators of the paper, each usable alone: (B, C, H, W) in, (B, C, H, W) out.
+"""The operators of the paper. Each works on its own and maps (B, C, H, W) to (B, C, H, W).
 
-Start with `polymlp.py`; `polyconv.py` and `polyattention.py` mix positions; `scale.py`, `skip.py` and `norm.py` keep
-deep stacks of them stable.
+Start with `polymlp.py`, which mixes channels. `polyconv.py` and `polyattention.py` mix positions; `scale.py`, `skip.py`
+and `norm.py` keep deep networks of them stable.
 """
 
 from polynext.nn.classifier import PolyHead, PooledClassifier

@@ -1,4 +1,4 @@
-"""The classifiers: a linear one on pooled features, and PolyHead, which multiplies before it pools."""
+"""Classification heads: a linear one on pooled features, and PolyHead, which multiplies before it pools."""
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,8 @@ class PooledClassifier(nn.Module):
 
     Args:
         channels: C.
-        num_classes: 0 leaves out W (`fc`) and returns its input.
-        pool: "avg" or "max" over the positions, or "" to classify each of them. A maximum is not a polynomial.
+        num_classes: with 0 there is no W (`fc`), and the head returns the pooled features.
+        pool: "avg" or "max" over the positions, or "" to classify each position. A maximum is not a polynomial.
         drop_rate: dropout before W.
     """
 
@@ -38,10 +38,10 @@ class PooledClassifier(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """A new, untrained W for another number of classes; optionally another pooling."""
+        """Replaces W by an untrained one for `num_classes` classes, and the pooling if `pool` is given."""
         if pool is not None:
             if pool not in ("avg", "max", ""):
-                raise PolyNeXtError(f"the network got global_pool={pool!r}: choose 'avg', 'max', or '' for no pooling.")
+                raise PolyNeXtError(f"global_pool is {pool!r}: choose 'avg', 'max', or '' for no pooling.")
             self.pool = pool
         self.fc: nn.Module = nn.Identity()
         if num_classes > 0:
@@ -63,18 +63,17 @@ class PooledClassifier(nn.Module):
 
 
 class PolyHead(PooledClassifier):
-    """Classification head with an inner skip, so that nothing bottlenecks through the product (Section 3.1).
+    """Classification head with an inner skip connection around its product (Section 3.1).
 
         PolyHead(x) = W_o pool(W_a x + (W_a x) * (W_b x)) + bias
 
-    W_a and W_b are the two halves of the 1x1 convolution `w_ab`, each of width 2 C; the mean over positions before the
-    linear W_o (`fc`) equals the mean after it. Shapes (B, C, H, W) to (B, classes); without pooling (B, classes, H, W).
-    Degree 2.
+    W_a and W_b are the two halves of the 1x1 convolution `w_ab`, each of width 2 C; W_o is the linear layer `fc`.
+    Shapes (B, C, H, W) to (B, classes); without pooling (B, classes, H, W). Degree 2.
 
     Args:
         channels: C.
-        num_classes: 0 leaves out W_o and returns its input, of width 2 C.
-        pool: "avg" or "max" over the positions, or "" to classify each of them.
+        num_classes: with 0 there is no W_o, and the head returns features of width 2 C.
+        pool: "avg" or "max" over the positions, or "" to classify each position.
         drop_rate: dropout before W_o.
     """
 

@@ -1,7 +1,4 @@
-"""The two convolutions everything else is made of: pointwise and depthwise.
-
-Both have the arguments of `nn.Conv2d`, with defaults that suit them: no bias, and a size that stays the same.
-"""
+"""Pointwise and depthwise convolutions: `nn.Conv2d` with other defaults, no bias and padding that keeps the size."""
 
 from typing import Any
 
@@ -9,7 +6,7 @@ from torch import nn
 
 
 class PointwiseConv2d(nn.Conv2d):
-    """1x1 convolution: the same matrix product over the channels at each position, `y = W x`. Degree 1."""
+    """1x1 convolution: the matrix product `y = W x` over the channels of each position. Degree 1."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Any = 1, *args: Any, **options: Any):
         super().__init__(in_channels, out_channels, kernel_size, *args, **{"bias": False, **options})
@@ -44,7 +41,7 @@ class DepthwiseConv2d(nn.Conv2d):
 
 
 def init_kaiming(*convolutions: nn.Conv2d) -> None:
-    """Kaiming normal, fan-in, gain sqrt(2): the paper's choice for PolyConv, PolyMLP and downsampling."""
+    """Kaiming normal, fan-in, gain sqrt(2), as the paper initialises PolyConv, PolyMLP and downsampling."""
     for convolution in convolutions:
         if not convolution.weight.is_meta:  # initialising meta tensors is a slow no-op
             nn.init.kaiming_normal_(convolution.weight, mode="fan_in", nonlinearity="relu")

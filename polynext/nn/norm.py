@@ -1,4 +1,4 @@
-"""The norms: over channels for the main models, with running statistics for the fully polynomial ones."""
+"""Normalisation: LayerNorm for the main models, norms with running statistics for the fully polynomial ones."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 
-MOMENTUM = 0.1  # of running statistics: the share of the newest batch
+MOMENTUM = 0.1  # weight of a new batch in the running statistics
 
-# Makes a norm from a number of channels, `device` and `dtype`.
+# Builds a norm from a number of channels, `device` and `dtype`.
 NormMaker = Callable[..., nn.Module]
 
 
@@ -38,9 +38,9 @@ class LayerNorm2d(nn.LayerNorm):
 
 
 class RunningNorm(nn.Module):
-    """A norm by running statistics, which each training batch moves by `momentum` of the distance to its own.
+    """Base of norms with running statistics, which training updates as `nn.BatchNorm2d` does.
 
-    `frozen`, it stays in eval mode while the rest of its network trains.
+    A frozen norm stays in eval mode while the rest of its network trains.
     """
 
     def __init__(self) -> None:
@@ -53,26 +53,32 @@ class RunningNorm(nn.Module):
 
 
 def freeze_statistics(model: nn.Module) -> None:
-    """Trains a network from now on as the polynomial that it is at inference: no norm uses a batch's statistics."""
+    """Freezes the running statistics: from now on the network trains as the polynomial that it is at inference."""
     norms = [module for module in model.modules() if isinstance(module, RunningNorm)]
     if not norms:
-        raise PolyNeXtError(f"{type(model).__name__} has no running statistics to freeze: take a `_bn` model.")
+        raise PolyNeXtError(f"{type(model).__name__} has no running statistics to freeze: use a `_bn` model.")
     for norm in norms:
         norm.frozen = True
         norm.eval()
 
 
 class PositionNorm2d(RunningNorm):
-    """The polynomial-compatible BatchNorm of the fully polynomial variants (Section 4.6, Appendix C.5).
+    """The polynomial-compatible BatchNorm of the fully polynomial models (Section 4.6, Appendix C.5).
 
-    Statistics are per position (h, w) over batch and channels, with a factorised affine:
+    It has one mean and variance for each position (h, w), over batch and channels, and a factorised affine map:
 
         y = (gamma_c * gamma_hw) * (x - mu_hw) / sqrt(var_hw + eps)  [+ beta_c + beta_hw if beta]
 
-    Shapes (B, C, H, W) to (B, C, H, W), for the one feature-map size (H, W) it was built for. In eval mode mu and
-    var are running estimates, so this is an affine map: degree 1. The published networks have no beta. `initial_var`
-    is the running variance before the first batch. In a distributed run each process has statistics of its own, as in
-    the paper; `SyncPositionNorm2d` shares them.
+    Shapes (B, C, H, W) to (B, C, H, W). In eval mode mu and var are running estimates, so the norm is an affine map of
+    degree 1. In a distributed run each process has its own statistics, as in the paper; `SyncPositionNorm2d` shares
+    them.
+
+    Args:
+        channels: C.
+        size: (H, W); other sizes are an error.
+        eps: added to the variance.
+        beta: add shifts; the published networks have none.
+        initial_var: the running variance before the first batch.
     """
 
     def __init__(
@@ -102,16 +108,17 @@ class PositionNorm2d(RunningNorm):
         self.register_buffer("running_var", torch.full(self.size, initial_var, device=device, dtype=dtype))
 
     def affine(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        """A and B of `y = A x + B`, both (C, H, W): Appendix C.5's collapsed form."""
+        """A and B of `y = A x + B`, both (C, H, W), as Appendix C.5 collapses the norm."""
         mean, var = mean.to(self.gamma_hw.dtype), var.to(self.gamma_hw.dtype)
-        weight = (self.gamma_hw * (var + self.eps).rsqrt()).unsqueeze(-1) * self.gamma_c  # (H, W, C), as in memory
+        # (H, W, C): the memory order of channels-last feature maps
+        weight = (self.gamma_hw * (var + self.eps).rsqrt()).unsqueeze(-1) * self.gamma_c
         bias = -weight * mean.unsqueeze(-1)
         if self.beta_c is not None and self.beta_hw is not None:
             bias = bias + self.beta_c + self.beta_hw.unsqueeze(-1)
         return weight.permute(2, 0, 1), bias.permute(2, 0, 1)
 
     def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance of (B, C, H, W) over batch and channels, in the running statistics' precision."""
+        """Mean and biased variance (H, W) over batch and channels, in the dtype of the running statistics."""
         var, mean = torch.var_mean(x.to(self.running_mean.dtype), dim=(0, 1), correction=0)
         return mean, var
 
@@ -130,7 +137,7 @@ class PositionNorm2d(RunningNorm):
 
 
 class SyncPositionNorm2d(PositionNorm2d):
-    """PositionNorm2d with one set of batch statistics for all processes of a distributed run."""
+    """PositionNorm2d with statistics over the batches of all processes of a distributed run."""
 
     def batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         own_mean, own_var = super().batch_statistics(x)
@@ -139,14 +146,14 @@ class SyncPositionNorm2d(PositionNorm2d):
 
 
 class RowSumNorm(RunningNorm):
-    """PolyAttn's normalisation in the fully polynomial variants (Appendix C.5).
+    """Normalisation of polynomial attention in the fully polynomial models (Appendix C.5).
 
-    Divides a query's weighted sum of values by a running estimate of its row sum instead of its own:
+    Divides each query's weighted sum of values by a running estimate of its row sum:
 
         y_hi = gamma_hi * (sum_j A_hij v_j) / (R_hi + eps),    R_hi = E_b[sum_j A_bhij]
 
-    Shapes: weighted sums (B, H, W, heads, d) and row sums (B, H, W, heads) to (B, H, W, heads, d). In eval mode R is
-    a constant: degree 1 in the weighted sums. `keys` is how many a query has, all H W by default.
+    Shapes: weighted sums (B, H, W, heads, d) and row sums (B, H, W, heads) to (B, H, W, heads, d). In eval mode R is a
+    constant, so the degree is 1 in the weighted sums. `keys` is the number of keys of a query, H W by default.
     """
 
     def __init__(
@@ -164,12 +171,12 @@ class RowSumNorm(RunningNorm):
         queries = self.size[0] * self.size[1]
         self.gamma = nn.Parameter(torch.ones(heads, queries, device=device, dtype=dtype))
         self.running_row_sum: Tensor
-        # Where attention starts: weights near one, so a row sums to about its number of keys.
+        # Attention weights are close to 1 at initialisation, so a row sums to about its number of keys.
         start = torch.full((heads, queries), float(keys or queries), device=device, dtype=dtype)
         self.register_buffer("running_row_sum", start)
 
     def batch_row_sum(self, row_sum: Tensor) -> Tensor:
-        """The mean over the batch, (H, W, heads)."""
+        """Mean over the batch, (H, W, heads)."""
         return row_sum.mean(dim=0)
 
     def forward(self, weighted: Tensor, row_sum: Tensor) -> Tensor:
@@ -186,7 +193,7 @@ class RowSumNorm(RunningNorm):
 
 
 class SyncRowSumNorm(RowSumNorm):
-    """RowSumNorm with one set of batch statistics for all processes of a distributed run."""
+    """RowSumNorm with statistics over the batches of all processes of a distributed run."""
 
     def batch_row_sum(self, row_sum: Tensor) -> Tensor:
         return average_over_processes(super().batch_row_sum(row_sum))
@@ -194,7 +201,7 @@ class SyncRowSumNorm(RowSumNorm):
 
 @torch.fx.wrap
 def average_over_processes(value: Tensor) -> Tensor:
-    """The mean over the processes of a distributed run, differentiable; the value itself in a lone process."""
+    """Differentiable mean over the processes of a distributed run; the value itself if there is one process."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return value
     from torch.distributed.nn.functional import all_reduce
@@ -207,5 +214,5 @@ def check_size(owner: str, given: tuple[int, int], size: tuple[int, int]) -> Non
     if given != size:
         raise PolyNeXtError(
             f"{owner} got a {given[0]}x{given[1]} feature map but holds statistics for {size[0]}x{size[1]}: "
-            "resize the images, or build the network with the img_size you want and train it there."
+            "resize the images, or build and train the network with this img_size."
         )

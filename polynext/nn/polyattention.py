@@ -1,4 +1,4 @@
-"""PolyAttention mixes positions by attention with a polynomial in place of the exponential.
+"""PolyAttention mixes positions by attention with a polynomial kernel in place of the exponential.
 
 Shape letters: B batch, H and W feature map, N = H W tokens, h heads, d channels of a head.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d
 from polynext.nn.norm import LayerNorm2d, NormMaker, RowSumNorm
-from polynext.nn.windows import cut, mend
+from polynext.nn.windows import window_partition, window_reverse
 
 Normalisation = Literal["l1", "row_sum", "softmax"]
 
@@ -24,25 +24,25 @@ class PolyAttention(nn.Module):
         A = (s Q K^T + 1)^p,    s = sigmoid(lambda), one per head
         y = W_out K(norm(A) V)
 
-    One 1x1 convolution `w_qkv` makes the shared projection of queries and keys and the values; depthwise convolutions
-    give q, k (5x5) and v (3x3) their local context; a depthwise 3x3 and the 1x1 `w_out` follow. The input is normed
-    first. Shapes (B, C, H, W) to (B, C, H, W).
+    The input is normalised first. The 1x1 convolution `w_qkv` projects it to a map shared by queries and keys, and to
+    the values. Depthwise convolutions (5x5 `k_q` and `k_k`, 3x3 `k_v`) give Q, K and V; K is the depthwise 3x3 `k`,
+    W_out the 1x1 `w_out`. Shapes (B, C, H, W) to (B, C, H, W).
 
-    Degree 2p + 1 with `row_sum` in eval mode (twice p for the kernel, one for the values), the pre-norm aside;
-    `l1` divides by a polynomial of degree 2p and softmax is not a polynomial at all.
+    Degree 2p + 1 with "row_sum" in eval mode (2p for the kernel, 1 for the values), the pre-norm aside. "l1" divides by
+    a polynomial of degree 2p; softmax is not a polynomial.
 
     Args:
         channels: C.
         heads: ceil(C / 64) by default.
         head_dim: d.
-        p: the kernel's exponent, the paper's "polynomial degree p"; the attribute `degree` is that of the operator.
-        normalisation: of a query's weights: "l1" divides by the sum of their magnitudes, "row_sum" by a running
-            estimate of their sum (needs `size`), "softmax" replaces the kernel by the exponential.
+        p: exponent of the kernel, the paper's "polynomial degree p". The attribute `degree` is that of the operator.
+        normalisation: of a query's weights. "l1" divides by the sum of their magnitudes, "row_sum" by a running
+            estimate of their sum (needs `size`); "softmax" replaces the kernel by the exponential.
         size: the feature map (H, W), for "row_sum" only.
-        window: side of the square windows attention is confined to (see `windows.py`); None for the whole map.
-        norm: makes the pre-norm from a number of channels.
-        out_norm: makes a norm in front of `w_out`; none by default.
-        row_norm: makes the norm of "row_sum" from heads, size and number of keys.
+        window: side of the square windows that attention is confined to; None for the whole map.
+        norm: builds the pre-norm from a number of channels.
+        out_norm: builds a norm before `w_out`; none by default.
+        row_norm: builds the norm of "row_sum" from heads, size and number of keys.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class PolyAttention(nn.Module):
     ):
         super().__init__()
         if p < 1:
-            raise PolyNeXtError(f"PolyAttention got p={p}: the degree of its kernel must be at least 1.")
+            raise PolyNeXtError(f"PolyAttention got p={p}: give a kernel degree of at least 1.")
         if head_dim < 2:
             raise PolyNeXtError(
-                f"PolyAttention got head_dim={head_dim}: its scale starts at head_dim^-1/2, as a sigmoid below 1; "
-                "give at least 2."
+                f"PolyAttention got head_dim={head_dim}: give at least 2, so that the initial scale head_dim^-1/2 is "
+                "below 1."
             )
         if window is not None and window < 1:
             raise PolyNeXtError(f"PolyAttention got window={window}: give a side of at least 1, or None.")
@@ -77,7 +77,7 @@ class PolyAttention(nn.Module):
         if (normalisation == "row_sum") != (size is not None):
             raise PolyNeXtError(
                 f"PolyAttention got normalisation={normalisation!r} and size={size}: "
-                "'row_sum' keeps statistics per query and needs the feature map's size, the others take any size."
+                "'row_sum' needs the size of the feature map, the others take any size."
             )
         heads = heads or math.ceil(channels / 64)
         inner = heads * head_dim
@@ -103,7 +103,7 @@ class PolyAttention(nn.Module):
         return self.w_out(self.mix(self.w_qkv(self.norm(x))))
 
     def mix(self, qkv: Tensor) -> Tensor:
-        """K(norm(A) V): what happens between the two projections."""
+        """K(norm(A) V): the operator between its two 1x1 convolutions."""
         qk, v = qkv.chunk(2, dim=1)
         q, k, v = self.split_heads(self.k_q(qk)), self.split_heads(self.k_k(qk)), self.split_heads(self.k_v(v))
         y = self.attend(self.scale(q), k, v).flatten(3).permute(0, 3, 1, 2)  # (B, h d, H, W)
@@ -114,16 +114,16 @@ class PolyAttention(nn.Module):
         return x.permute(0, 2, 3, 1).unflatten(3, (self.heads, -1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Normalised weighted sums of the values, (B, H, W, h, d)."""
+        """norm(A) V, (B, H, W, h, d)."""
         if self.normalisation == "softmax":
             return softmax_attention(q, k, v, self.window)
-        weighted, row_sum = self.weigh(q, k, v, magnitudes=self.row_norm is None)
+        weighted, row_sum = self.weighted_sums(q, k, v, magnitudes=self.row_norm is None)
         if self.row_norm is not None:
             return self.row_norm(weighted, row_sum)
         return weighted / row_sum.clamp_min(1e-12).unsqueeze(-1)
 
-    def weigh(self, q: Tensor, k: Tensor, v: Tensor, magnitudes: bool) -> tuple[Tensor, Tensor]:
-        """`A V` (B, H, W, h, d) and the row sums of A (B, H, W, h), or those of |A|."""
+    def weighted_sums(self, q: Tensor, k: Tensor, v: Tensor, magnitudes: bool) -> tuple[Tensor, Tensor]:
+        """`A V` (B, H, W, h, d) and the row sums of A, or of |A|, (B, H, W, h)."""
         return kernel_attention(q, k, v, self.p, self.window, magnitudes)
 
     def extra_repr(self) -> str:
@@ -133,15 +133,9 @@ class PolyAttention(nn.Module):
 class HeadScale(nn.Module):
     """`s q` with s = sigmoid(lambda), one per head: (B, H, W, h, d) to (B, H, W, h, d). Degree 1."""
 
-    def __init__(
-        self,
-        heads: int,
-        start: float,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, heads: int, start: float, **dd: Any):
         super().__init__()
-        self.logits = nn.Parameter(torch.full((heads,), math.log(start / (1 - start)), device=device, dtype=dtype))
+        self.logits = nn.Parameter(torch.full((heads,), math.log(start / (1 - start)), **dd))
 
     def scales(self) -> Tensor:
         return self.logits.sigmoid()
@@ -154,28 +148,28 @@ class HeadScale(nn.Module):
 def kernel_attention(
     q: Tensor, k: Tensor, v: Tensor, p: int, window: int | None, magnitudes: bool
 ) -> tuple[Tensor, Tensor]:
-    """`A V` (B, H, W, h, d) and the row sums of A (B, H, W, h), for A = (Q K^T + 1)^p, the scale s being part of Q.
+    """`A V` (B, H, W, h, d) and the row sums of A (B, H, W, h), for A = (Q K^T + 1)^p. Q includes the scale s.
 
-    The division by a row sum is left to the caller: it then acts on N x d values instead of N x N weights.
-    `magnitudes` sums |A| instead, which differs for odd p only.
+    The caller divides by the row sums: this takes N x d divisions instead of N x N. With `magnitudes` the sums are of
+    |A|, which differs for odd p only.
     """
     height, width = q.shape[1:3]
-    qs, ks, vs = cut(q, window), cut(k, window), cut(v, window)
-    done = [kernel_rows(qs[i], ks[i], vs[i], p, magnitudes) for i in range(len(qs))]
-    weighted = mend([part[0] for part in done], height, width, window)
-    row_sum = mend([part[1] for part in done], height, width, window)
+    qs, ks, vs = window_partition(q, window), window_partition(k, window), window_partition(v, window)
+    results = [kernel_rows(qs[i], ks[i], vs[i], p, magnitudes) for i in range(len(qs))]
+    weighted = window_reverse([result[0] for result in results], height, width, window)
+    row_sum = window_reverse([result[1] for result in results], height, width, window)
     return weighted, row_sum.squeeze(-1)
 
 
 def kernel_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tuple[Tensor, Tensor]:
-    """`A V` (B, h, N, d) and the row sums of A (B, h, N, 1) for tokens (B, h, N, d): Equation 6, q carrying s."""
+    """`A V` (B, h, N, d) and the row sums of A (B, h, N, 1) for tokens (B, h, N, d): Equation 6."""
     weights = integer_power(q @ k.transpose(-2, -1) + 1, p)
     summed = weights.abs() if magnitudes and p % 2 == 1 else weights
     return weights @ v, summed.sum(dim=-1, keepdim=True)
 
 
 def integer_power(x: Tensor, p: int) -> Tensor:
-    """x^p by repeated squaring: products only, and much faster than a general power."""
+    """x^p by repeated squaring, which is much faster than `torch.pow`."""
     while p % 2 == 0:
         x, p = x * x, p // 2
     power = x
@@ -190,6 +184,6 @@ def integer_power(x: Tensor, p: int) -> Tensor:
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     """softmax(Q K^T) V, (B, H, W, h, d)."""
     height, width = q.shape[1:3]
-    qs, ks, vs = cut(q, window), cut(k, window), cut(v, window)
-    done = [F.scaled_dot_product_attention(qs[i], ks[i], vs[i], scale=1.0) for i in range(len(qs))]
-    return mend(done, height, width, window)
+    qs, ks, vs = window_partition(q, window), window_partition(k, window), window_partition(v, window)
+    results = [F.scaled_dot_product_attention(qs[i], ks[i], vs[i], scale=1.0) for i in range(len(qs))]
+    return window_reverse(results, height, width, window)

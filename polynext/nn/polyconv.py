@@ -10,7 +10,7 @@ from polynext.nn.norm import LayerNorm2d, NormMaker
 
 
 class PolyConv(nn.Module):
-    """Polynomial spatial mixing by two convolutions of different reach (Section 3.2, Equations 3 to 5).
+    """Polynomial spatial mixing by two convolutions with different receptive fields (Section 3.2, Equations 3 to 5).
 
         h = W_in x
         m = K_c(h) * flip(K_f(h))
@@ -25,7 +25,7 @@ class PolyConv(nn.Module):
         ratio: hidden width in units of C, truncated.
         coarse_kernel: size of K_c; the paper uses 5, and 3 in stage 1.
         dilation: of K_c.
-        norm: makes the norm from a number of channels; `nn.Identity` for none.
+        norm: builds the norm from a number of channels; `nn.Identity` for none.
     """
 
     degree = 2
@@ -55,5 +55,5 @@ class PolyConv(nn.Module):
         return self.norm(self.w_out(self.mix(self.w_in(x))))
 
     def mix(self, h: Tensor) -> Tensor:
-        """K(m): what happens between the two 1x1 convolutions."""
+        """K(m): the operator between its two 1x1 convolutions."""
         return self.k(self.k_coarse(h) * self.k_fine(h).flip(1))

@@ -19,7 +19,7 @@ class PolyMLP(nn.Module):
     Args:
         channels: C.
         ratio: width of both branches together, in units of C.
-        norm: makes the norm from a number of channels; `nn.Identity` for none.
+        norm: builds the norm from a number of channels; `nn.Identity` for none.
     """
 
     degree = 2
@@ -36,7 +36,7 @@ class PolyMLP(nn.Module):
         both = int(channels * ratio)
         if both < 2 or both % 2:
             raise PolyNeXtError(
-                f"PolyMLP got channels={channels} and ratio={ratio}, a width of {both} for its two branches: "
+                f"PolyMLP got channels={channels} and ratio={ratio}, a width of {both} for its two branches together: "
                 "choose a ratio that gives an even width of at least 2."
             )
         self.w_ab = PointwiseConv2d(channels, both, device=device, dtype=dtype)
@@ -48,6 +48,6 @@ class PolyMLP(nn.Module):
         return self.w_o(self.mix(self.w_ab(x)))
 
     def mix(self, ab: Tensor) -> Tensor:
-        """norm(a * b): what happens between the two 1x1 convolutions."""
+        """norm(a * b): the operator between its two 1x1 convolutions."""
         a, b = ab.chunk(2, dim=1)
         return self.norm(a * b)

@@ -1,4 +1,4 @@
-"""Sigmoid-Scale, which bounds what each sublayer adds to the residual stream, and its rivals in the paper's Table 4."""
+"""Sigmoid-Scale, which bounds each sublayer's contribution to the residual stream, and the alternatives of Table 4."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,31 @@ import torch
 from torch import Tensor, nn
 
 
-class SigmoidScale(nn.Module):
+class ResidualScale(nn.Module):
+    """`y = x + s_i * f(x)`, with one learnable scale s_i for each sublayer of a cell.
+
+    x, f(x) and y have the same shape. The scales are constants at inference, so the degree is that of f.
+    Subclasses define `scales`.
+    """
+
+    def scales(self) -> Tensor:
+        """One scale for each sublayer: (sublayers,), or (sublayers, C) if each channel has its own."""
+        raise NotImplementedError
+
+    def factors(self) -> Tensor:
+        """The scales in a shape that broadcasts with feature maps (B, C, H, W)."""
+        return self.scales()
+
+    def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
+        return torch.addcmul(x, self.factors()[index], branch)
+
+
+class SigmoidScale(ResidualScale):
     """Residual addition with a learnable bounded scale (Section 3.4, Equation 7).
 
         y = x + sigmoid(lambda_i) * f(x)
 
-    Holds one logit lambda per sublayer of a cell; `index` says whose turn it is. Shapes of x, f(x) and y are equal.
-    The scale is a constant of the network, so the degree is that of f.
+    `logits` holds one lambda for each sublayer of a cell; `index` selects it. Degree of f.
     """
 
     def __init__(
@@ -26,22 +44,14 @@ class SigmoidScale(nn.Module):
         self.logits = nn.Parameter(torch.tensor(start, device=device, dtype=dtype or torch.get_default_dtype()))
 
     def scales(self) -> Tensor:
-        """sigmoid(lambda), one factor per entry."""
         return self.logits.sigmoid()
 
-    def factors(self) -> Tensor:
-        """The scales, each entry ready to be multiplied with a map."""
-        return self.scales()
-
-    def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
-        return torch.addcmul(x, self.factors()[index], branch)
-
     def extra_repr(self) -> str:
-        return f"entries={len(self.logits)}"
+        return f"sublayers={len(self.logits)}"
 
 
-class LearnableScale(nn.Module):
-    """`y = x + s_i * f(x)` with free scalars: Sigmoid-Scale without its sigmoid. Shapes and degree as there."""
+class LearnableScale(ResidualScale):
+    """`y = x + s_i * f(x)` with unbounded scalars: Sigmoid-Scale without its sigmoid."""
 
     def __init__(
         self,
@@ -56,15 +66,9 @@ class LearnableScale(nn.Module):
     def scales(self) -> Tensor:
         return self.s
 
-    def factors(self) -> Tensor:
-        return self.s
 
-    def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
-        return torch.addcmul(x, self.factors()[index], branch)
-
-
-class LayerScale(nn.Module):
-    """`y = x + gamma_i * f(x)` with a free scale per channel and sublayer. Shapes and degree as in Sigmoid-Scale."""
+class LayerScale(ResidualScale):
+    """`y = x + gamma_i * f(x)` with an unbounded scale for each channel and sublayer."""
 
     def __init__(
         self,
@@ -78,11 +82,7 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((entries, channels), start, device=device, dtype=dtype))
 
     def scales(self) -> Tensor:
-        """gamma, a factor per entry and channel."""
         return self.gamma
 
     def factors(self) -> Tensor:
         return self.gamma[:, :, None, None]
-
-    def forward(self, x: Tensor, branch: Tensor, index: int = 0) -> Tensor:
-        return torch.addcmul(x, self.factors()[index], branch)

@@ -1,4 +1,4 @@
-"""The multi-input skip connection, which gives each cell the outputs of the two cells before it."""
+"""The multi-input skip connection: each cell receives the outputs of the two cells before it."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 class MultiInputSkip(nn.Module):
     """`x = s0 * x[t-2] + s1 * x[t-1]` with a learnable scale per channel (Section 3.4, Equation 8).
 
-    Both inputs and the output are (B, C, H, W). Degree 1. Both scales start at one.
+    Both inputs and the output are (B, C, H, W). Both scales start at 1. Degree 1.
     """
 
     def __init__(self, channels: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None):

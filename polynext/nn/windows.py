@@ -1,17 +1,17 @@
-"""Attention confined to square windows of the feature map.
+"""Partition of a feature map into the square windows that attention is confined to.
 
-The windows tile the map from its top left corner; those at the right and bottom border may be smaller. Shape letters as
-in `polyattention.py`.
+The windows tile the map from its top left corner. Those at the right and bottom border may be smaller. Shape letters
+are those of `polyattention.py`.
 """
 
 import torch
 from torch import Tensor
 
 
-def cut(x: Tensor, window: int | None) -> list[Tensor]:
-    """A map (B, H, W, h, d) as the tokens (B windows, h, N, d) of its windows: one tensor for each size of window.
+def window_partition(x: Tensor, window: int | None) -> list[Tensor]:
+    """(B, H, W, h, d) to tokens (B windows, h, N, d), one tensor for each size of window.
 
-    Without a window the whole map is one.
+    Without a window the whole map is one window.
     """
     if window is None:
         return [x.flatten(1, 2).transpose(1, 2)]
@@ -24,8 +24,8 @@ def cut(x: Tensor, window: int | None) -> list[Tensor]:
     return parts
 
 
-def mend(parts: list[Tensor], height: int, width: int, window: int | None) -> Tensor:
-    """The map (B, H, W, h, d) that `cut` made these parts of."""
+def window_reverse(parts: list[Tensor], height: int, width: int, window: int | None) -> Tensor:
+    """The inverse of `window_partition`: tokens back to a map (B, H, W, h, d)."""
     if window is None:
         return parts[0].transpose(1, 2).unflatten(1, (height, width))
     columns = strips(width, window)
@@ -37,17 +37,18 @@ def mend(parts: list[Tensor], height: int, width: int, window: int | None) -> Te
             tokens = parts[i * len(columns) + j].transpose(1, 2)
             grid = tokens.unflatten(1, (tall, wide)).unflatten(0, (-1, rows // tall, across // wide))
             band.append(grid.transpose(2, 3).flatten(3, 4).flatten(1, 2))
-        bands.append(join(band, dim=2))
-    return join(bands, dim=1)
+        bands.append(concatenate(band, dim=2))
+    return concatenate(bands, dim=1)
 
 
 def strips(length: int, window: int) -> list[int]:
-    """An axis cut into the part that whole windows cover and the rest, if any."""
+    """Splits an axis into the length that whole windows cover and the remainder, if any."""
     rest = length % window
     if rest == 0 or rest == length:
         return [length]
     return [length - rest, rest]
 
 
-def join(parts: list[Tensor], dim: int) -> Tensor:
+def concatenate(parts: list[Tensor], dim: int) -> Tensor:
+    """`torch.cat` without a copy of a single tensor."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)

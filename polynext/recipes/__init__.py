@@ -1,14 +1,10 @@
-"""One function per published run, returning a whole config. `imagenet.py` has the paper's main table of recipes."""
-
-from polynext.extras import require
-
-require("train")
+"""One function for each published run, which returns its config. `imagenet.py` has the main recipes of the paper."""
 
 from collections.abc import Callable
 
+from polynext.config import TrainConfig
 from polynext.errors import PolyNeXtError, suggest
 from polynext.recipes import imagenet, lowres, metaformer, small
-from polynext.training import TrainConfig
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "digits": small.digits,
@@ -22,7 +18,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 
 
 def recipe(name: str) -> TrainConfig:
-    """The whole config of a run by its name."""
+    """The config of a run by its name."""
     if name not in RECIPES:
         hint = suggest(name, RECIPES, f"choose one of {', '.join(RECIPES)}, or give a YAML file.")
         raise PolyNeXtError(f"there is no recipe {name!r}: {hint}")

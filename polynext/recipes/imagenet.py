@@ -1,6 +1,6 @@
 """The paper's ImageNet runs: Table S1, Appendix C.3 and C.5. 300 epochs at 224 pixels, batch 1024.
 
-Published top-1 (Tables 1 and 7), on two RTX 6000 Ada; none of these was run by us:
+Published top-1 (Tables 1 and 7), on two RTX 6000 Ada; not reproduced here:
 CPolyNeXt T 80.2, S 83.9, B 84.7, L 84.9; APolyNeXt T 80.9, S 84.3, B 84.9, L 85.2;
 fully polynomial CPolyNeXt-T 78.3, APolyNeXt-T 78.0, CPolyNeXt-S 82.7.
 """
@@ -11,8 +11,8 @@ from functools import partial
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
+from polynext.config import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
-from polynext.training import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 IMAGENET = DataConfig(
     name="imagenet",
@@ -27,7 +27,7 @@ ATTENTION = {"tiny": (0.03, 0.1, 0), "small": (0.25, 0.4, 0), "base": (0.40, 0.6
 
 
 def augmentation(size: str) -> AugmentConfig:
-    """Small and up choose bilinear or bicubic at random."""
+    """Larger models than Tiny use random bilinear or bicubic interpolation."""
     return AugmentConfig(interpolation="bicubic" if size == "tiny" else "random")
 
 
@@ -55,7 +55,7 @@ def apolynext(size: str) -> TrainConfig:
 
 
 def fully_polynomial(kind: str, size: str) -> TrainConfig:
-    """AdamW at 1e-3 and 256 images at once for the statistics' sake; Tiny without dropout and stochastic depth."""
+    """AdamW at 1e-3, statistics of 256 images, and for Tiny neither dropout nor stochastic depth."""
     base = cpolynext(size) if kind == "cpolynext" else apolynext(size)
     regularised = size != "tiny"
     return replace(

@@ -1,17 +1,17 @@
 """The paper's runs at low resolution (Table S3): CPolyNeXt-LR from scratch at native size, batch 96.
 
-Otherwise as CPolyNeXt-T on ImageNet, but for what the authors' scripts do differently: Mixup with alpha 1, bilinear
+Otherwise like CPolyNeXt-T on ImageNet, with the differences in the authors' scripts: Mixup with alpha 1, bilinear
 crops, no averaged weights.
 
-Published top-1 (Table S5): CIFAR-10 97.1, SVHN 98.1, Tiny ImageNet 74.0; none of these was run by us.
+Published top-1 (Table S5): CIFAR-10 97.1, SVHN 98.1, Tiny ImageNet 74.0; not reproduced here.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
+from polynext.config import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
-from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 AUGMENT = AugmentConfig(mixup=1.0, interpolation="bilinear")
 
@@ -35,7 +35,7 @@ def cifar10() -> TrainConfig:
 
 
 def svhn() -> TrainConfig:
-    """Digits are not mirrored."""
+    """Without horizontal flips, which change digits."""
     return replace(cifar10(), data=data("svhn", 32), augment=replace(AUGMENT, hflip=0.0))
 
 

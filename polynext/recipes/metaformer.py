@@ -1,19 +1,18 @@
-"""MetaFormer's own ImageNet recipe, for the paper's cross-recipe table (Table 5), as its training script runs it: timm
-0.6.11's with DeiT's settings.
+"""MetaFormer's own ImageNet recipe, for the cross-recipe table of the paper (Table 5).
 
-Batch 4096, weight decay 0.05 but for norms, biases and scales, 20 epochs of warmup from 1e-6, a cosine over 300 epochs
-that counts from the first, ten more at 1e-5, no averaged weights, no dropout. AdamW at 4e-3 with no limit on gradients
-and stochastic depth 0.2 for ConvFormer-S18; LAMB at 8e-3, its limit 1 and weight decay inside the trust ratio, and 0.15
-for CAFormer-S18. Evaluated at 224 pixels without a larger resize first. The paper's baselines under it: ConvFormer-S18
-82.9, CAFormer-S18 83.5; neither was run by us.
+Its training script uses timm 0.6.11 with the settings of DeiT: batch 4096, weight decay 0.05 except on norms, biases
+and scales, 20 epochs of warmup from 1e-6, a cosine over 300 epochs from the first, ten more epochs at 1e-5, no averaged
+weights, no dropout. ConvFormer-S18 has AdamW at 4e-3 without gradient clipping and stochastic depth 0.2; CAFormer-S18
+has LAMB at 8e-3, clipped at 1, with weight decay inside the trust ratio, and stochastic depth 0.15. Evaluation is at
+224 pixels without a larger resize. Published top-1: ConvFormer-S18 82.9, CAFormer-S18 83.5; not reproduced here.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
+from polynext.config import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig
 from polynext.recipes.imagenet import IMAGENET
-from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 
 def schedule(lr: float) -> ScheduleConfig:

@@ -1,15 +1,15 @@
-"""Runs for laptops: our own, not the paper's."""
+"""Runs for laptops, which are not in the paper."""
 
 from dataclasses import replace
 from pathlib import Path
 
+from polynext.config import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
-from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 
 def digits() -> TrainConfig:
-    """CPolyNeXt-nano on the embedded handwritten digits."""
+    """CPolyNeXt-nano on scikit-learn's handwritten digits."""
     return TrainConfig(
         model=ModelConfig(name="cpolynext_nano"),
         data=DataConfig(),
@@ -29,7 +29,7 @@ def digits() -> TrainConfig:
 
 
 def cifar10() -> TrainConfig:
-    """CIFAR-10 on a CPU, in an hour or two rather than days."""
+    """CIFAR-10 on a CPU in an hour or two."""
     return TrainConfig(
         model=ModelConfig(name="cpolynext_micro"),
         data=DataConfig(
@@ -51,7 +51,7 @@ def cifar10() -> TrainConfig:
 
 
 def cipher() -> TrainConfig:
-    """CPolyNeXt-Cipher on CIFAR-10, fully polynomial, to be run encrypted."""
+    """CPolyNeXt-Cipher on CIFAR-10, fully polynomial, for encrypted inference."""
     base = cifar10()
     return replace(
         base,
@@ -70,10 +70,10 @@ def cipher() -> TrainConfig:
 
 
 def cipher_frozen() -> TrainConfig:
-    """The end of `cipher`, from its weights: `--model.initial-weights RUN/best.safetensors`.
+    """Fine-tuning after `cipher`, from its weights: `--model.initial-weights RUN/best.safetensors`.
 
-    Trained with statistics of batches, a network this deep has logits beyond all bounds for a few images in a thousand
-    when it gets statistics that do not know them. With frozen ones it meets these images in training.
+    After training with batch statistics, a network of this depth has unbounded logits for a few images in a thousand
+    when it uses the running statistics. Training with frozen statistics removes them.
     """
     base = cipher()
     return replace(

@@ -1,6 +1,6 @@
 """Semantic segmentation: UPerNet on any backbone (Section 4.5).
 
-Read `upernet.py` for the network, `config.py` for what a run is defined by, `task.py` for how it learns.
+Read `upernet.py` for the network, `config.py` for the config of a run, `task.py` for its training.
 """
 
 from polynext.extras import require

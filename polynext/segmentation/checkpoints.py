@@ -1,4 +1,4 @@
-"""The authors' published segmentation networks: mmsegmentation's names become ours."""
+"""The authors' published segmentation networks, converted from mmsegmentation's names to ours."""
 
 import re
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from torch import Tensor
 
-from polynext.errors import PolyNeXtError
+from polynext.errors import PolyNeXtError, preview
 from polynext.models.checkpoints import read_checkpoint
-from polynext.models.published import HUB, StateDict, check_same_entries, rename_published, some
+from polynext.models.published import HUB, StateDict, check_same_entries, rename_published
 from polynext.segmentation.upernet import UPerNet
 
 PARTS = {
@@ -23,24 +23,23 @@ PARTS = {
     r"auxiliary_head\.convs\.0": "auxiliary.conv",
     r"auxiliary_head\.conv_seg": "auxiliary.classifier",
 }
-# What classifies in the backbone's published network has no part in segmentation.
+# Parts of the backbone's classifier, which segmentation does not use.
 UNUSED = ("norm.", "proj.", "head.")
-
 
 # Recipes with published weights, and their files.
 PUBLISHED = {"ade20k": "uper_cpolynexts.pth", "ade20k_apolynext": "uper_apolynexts.pth"}
 
 
 def fetch_segmentation_weights(recipe: str) -> Path:
-    """The authors' file for a recipe's network, from the Hugging Face hub, or from its cache."""
+    """The authors' file for a recipe's network, from the Hugging Face Hub or its cache."""
     if recipe not in PUBLISHED:
-        raise PolyNeXtError(f"there are no published weights of {recipe!r}: there are of {' and '.join(PUBLISHED)}.")
+        raise PolyNeXtError(f"there are no published weights of {recipe!r}: choose {' or '.join(PUBLISHED)}.")
     try:
         return Path(hf_hub_download(HUB, PUBLISHED[recipe]))
     except OSError as error:
         raise PolyNeXtError(
-            f"{PUBLISHED[recipe]} cannot be fetched ({type(error).__name__}): check the connection to the Hugging Face "
-            "hub, or give a file that you have as `checkpoint`."
+            f"{PUBLISHED[recipe]} cannot be downloaded ({type(error).__name__}): check the connection to the Hugging "
+            "Face Hub, or give a file as `checkpoint`."
         ) from error
 
 
@@ -54,7 +53,7 @@ def state_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rename_segmentation(checkpoint: Mapping[str, Any]) -> StateDict:
-    """Our names for a published segmentation checkpoint's entries; one without a place here is an error."""
+    """A published segmentation checkpoint with our names. Unknown entries are an error."""
     weights = {key: value for key, value in state_of(checkpoint).items() if isinstance(value, Tensor)}
     renamed: StateDict = {}
     backbone: StateDict = {}
@@ -71,7 +70,9 @@ def rename_segmentation(checkpoint: Mapping[str, Any]) -> StateDict:
         else:
             unknown.append(key)
     if unknown:
-        raise PolyNeXtError(f"the checkpoint has entries that no UPerNet has: {some(unknown)}; check what the file is.")
+        raise PolyNeXtError(
+            f"the checkpoint has entries that no UPerNet has: {preview(unknown)}. Give one of the authors' files."
+        )
     return renamed | {f"backbone.model.{key}": value for key, value in rename_published(backbone).items()}
 
 
@@ -89,7 +90,7 @@ def head_name(key: str) -> str | None:
 
 
 def load_segmentation_weights(model: UPerNet, path: Path) -> None:
-    """Ours or the authors', strictly."""
+    """Loads our weights, or the authors', strictly."""
     checkpoint = read_checkpoint(path)
     weights = rename_segmentation(checkpoint) if is_published_segmentation(checkpoint) else dict(checkpoint)
     expected = {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}

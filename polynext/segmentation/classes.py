@@ -1,4 +1,4 @@
-"""The names of what is in the pictures, by label from 0 on."""
+"""The names of the classes, by label from 0 on."""
 
 CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 

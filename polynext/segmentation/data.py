@@ -18,9 +18,16 @@ Split = Literal["train", "val"]
 
 
 class Pairs(ABC):
-    """Images and masks of labels from 0 to the number of classes; IGNORED where a pixel does not count."""
+    """Images, and masks with a label from 0 on for each pixel; IGNORED pixels do not count.
 
-    classes: tuple[str, ...]
+    Args:
+        classes: the names of the labels.
+        void: the stored label of ignored pixels.
+        first: the stored label of the first class.
+    """
+
+    def __init__(self, classes: tuple[str, ...], void: int = IGNORED, first: int = 0):
+        self.classes, self.void, self.first = classes, void, first
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -30,35 +37,33 @@ class Pairs(ABC):
 
     @abstractmethod
     def read(self, index: int) -> tuple[Image.Image, np.ndarray]:
-        """The image in RGB and the mask as it is stored."""
-
-    def relabel(self, stored: np.ndarray) -> np.ndarray:
-        """Stored labels to ours, and to -1 where a pixel does not count."""
-        return np.where(stored == IGNORED, -1, stored)
+        """The image in RGB and the mask with its stored labels."""
 
     def __getitem__(self, index: int) -> tuple[Image.Image, np.ndarray]:
         image, stored = self.read(index)
         where = self.name(index)
         if stored.ndim != 2:
-            raise PolyNeXtError(f"{where} has a mask with colours: expected one label for each pixel, not RGB.")
+            raise PolyNeXtError(f"{where} is a mask with colours: give one label for each pixel instead of RGB.")
         if stored.shape != (image.height, image.width):
-            sizes = f"{image.width}x{image.height} and a mask of {stored.shape[1]}x{stored.shape[0]}"
-            raise PolyNeXtError(f"{where} has an image of {sizes} pixels: they must be the same.")
-        mask = self.relabel(stored.astype(np.int64))
+            sizes = f"{stored.shape[1]}x{stored.shape[0]} pixels and its image {image.width}x{image.height}"
+            raise PolyNeXtError(f"{where} has {sizes}: they must be the same.")
+        mask = np.where(stored == self.void, -1, stored.astype(np.int64) - self.first)
         wrong = stored[(mask < -1) | (mask >= len(self.classes))]
         if wrong.size:
-            raise PolyNeXtError(f"{where} has the label {int(wrong[0])}, of none of the {len(self.classes)} classes.")
+            raise PolyNeXtError(f"{where} has the label {int(wrong[0])}, but there are {len(self.classes)} classes.")
         return image, np.where(mask < 0, IGNORED, mask).astype(np.uint8)
 
 
 class FilePairs(Pairs):
-    """An image file and a mask file of the same name for each."""
+    """Image files, and mask files of the same names."""
 
-    def __init__(self, images: Path, masks: Path, classes: tuple[str, ...], prefix: str = ""):
+    def __init__(self, images: Path, masks: Path, classes: tuple[str, ...], prefix: str = "", **labels: int):
+        super().__init__(classes, **labels)
         for folder in (images, masks):
             if not folder.is_dir():
-                raise PolyNeXtError(f"there is no folder {folder}: expected images and masks of the same names.")
-        self.classes = classes
+                raise PolyNeXtError(
+                    f"there is no folder {folder}: give folders with images and masks of the same names."
+                )
         files = sorted(f for f in images.iterdir() if f.suffix.lower() in IMAGE_SUFFIXES and f.name.startswith(prefix))
         if not files:
             raise PolyNeXtError(f"{images} has no images{f' named {prefix}...' if prefix else ''}: check the folder.")
@@ -80,49 +85,29 @@ class FilePairs(Pairs):
             with Image.open(mask) as file:
                 return read_image(image), np.array(file)
         except (UnidentifiedImageError, OSError) as error:
-            raise PolyNeXtError(f"{mask} cannot be read as an image: mend or remove it.") from error
-
-
-class AdePairs(FilePairs):
-    """ADE20K's 150 classes: stored from 1 on, 0 being anything else, which does not count."""
-
-    def relabel(self, stored: np.ndarray) -> np.ndarray:
-        return stored - 1
-
-
-class CamvidFiles(FilePairs):
-    """CamVid in SegNet's layout: the label after the last class is void."""
-
-    def relabel(self, stored: np.ndarray) -> np.ndarray:
-        return void_last(stored, len(self.classes))
+            raise PolyNeXtError(f"{mask} cannot be read as an image: repair or remove it.") from error
 
 
 class ArrayPairs(Pairs):
-    """Images and masks in arrays; the label after the last class is void."""
+    """Images and masks in arrays."""
 
-    def __init__(self, images: np.ndarray, masks: np.ndarray, classes: tuple[str, ...], source: str):
+    def __init__(self, images: np.ndarray, masks: np.ndarray, classes: tuple[str, ...], source: str, **labels: int):
+        super().__init__(classes, **labels)
         if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(masks):
             raise PolyNeXtError(
                 f"{source} has images {images.dtype} {images.shape} for {len(masks)} masks: "
                 "expected uint8 (N, H, W, 3) and a mask for each."
             )
-        self.images, self.masks, self.classes, self.source = images, masks, classes, source
+        self.images, self.masks, self.source = images, masks, source
 
     def __len__(self) -> int:
         return len(self.images)
 
     def name(self, index: int) -> str:
-        return f"{self.source}, number {index},"
+        return f"{self.source}, mask {index},"
 
     def read(self, index: int) -> tuple[Image.Image, np.ndarray]:
         return Image.fromarray(self.images[index]), self.masks[index]
-
-    def relabel(self, stored: np.ndarray) -> np.ndarray:
-        return void_last(stored, len(self.classes))
-
-
-def void_last(stored: np.ndarray, classes: int) -> np.ndarray:
-    return np.where(stored == classes, -1, stored)
 
 
 def class_names(config: SegmentationDataConfig) -> tuple[str, ...]:
@@ -133,7 +118,7 @@ def class_names(config: SegmentationDataConfig) -> tuple[str, ...]:
 
 def existing_root(config: SegmentationDataConfig) -> Path:
     if config.root is None or not config.root.exists():
-        raise PolyNeXtError(f"there is no {config.name} at {config.root}: give its folder as the data's root.")
+        raise PolyNeXtError(f"there is no {config.name} at {config.root}: give its folder as `data.root`.")
     return config.root
 
 
@@ -144,32 +129,34 @@ def load_pairs(config: SegmentationDataConfig, split: Split) -> Pairs:
     if config.name == "camvid":
         if root.suffix == ".npz":
             return load_camvid_arrays(root, split)
-        return CamvidFiles(root / split, root / f"{split}annot", CAMVID)
+        return FilePairs(root / split, root / f"{split}annot", CAMVID, void=len(CAMVID))
     return FilePairs(root / "images" / split, root / "masks" / split, folder_classes(root))
 
 
 def load_ade20k(root: Path, split: Split) -> Pairs:
-    """`images/training` and so on, or all in one folder, where the names tell."""
+    """From `images/training` and so on, or from one folder with a prefix for each split. Labels start at 1."""
     folder, prefix = {"train": ("training", "ADE_train_"), "val": ("validation", "ADE_val_")}[split]
     if (root / "images" / folder).is_dir():
-        return AdePairs(root / "images" / folder, root / "annotations" / folder, ADE20K)
-    return AdePairs(root / "images", root / "annotations", ADE20K, prefix)
+        return FilePairs(root / "images" / folder, root / "annotations" / folder, ADE20K, void=0, first=1)
+    return FilePairs(root / "images", root / "annotations", ADE20K, prefix, void=0, first=1)
 
 
 def load_camvid_arrays(path: Path, split: Split) -> Pairs:
     try:
-        with path.open("rb") as file, np.load(file) as data:  # numpy would leave a broken file open
+        with path.open("rb") as file, np.load(file) as data:  # numpy leaves a broken file open
             images, masks = data[f"{split}_x"], data[f"{split}_y"]
     except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
-        raise PolyNeXtError(f"{path} cannot be used: expected an .npz with train_x, train_y, val_x, val_y.") from error
-    return ArrayPairs(images, masks, CAMVID, str(path))
+        raise PolyNeXtError(
+            f"{path} cannot be read: give an .npz file with train_x, train_y, val_x and val_y."
+        ) from error
+    return ArrayPairs(images, masks, CAMVID, str(path), void=len(CAMVID))
 
 
 def folder_classes(root: Path) -> tuple[str, ...]:
     file = root / "classes.txt"
     if not file.is_file():
-        raise PolyNeXtError(f"{root} has no classes.txt: write the name of each class there, a line each, from 0 on.")
+        raise PolyNeXtError(f"{root} has no classes.txt: write one class name on each line, from label 0 on.")
     names = tuple(line.strip() for line in file.read_text().splitlines() if line.strip())
     if not 0 < len(names) <= IGNORED:
-        raise PolyNeXtError(f"{file} names {len(names)} classes: expected 1 to {IGNORED}, a line each.")
+        raise PolyNeXtError(f"{file} has {len(names)} classes: give 1 to {IGNORED}, one on each line.")
     return names

@@ -1,4 +1,4 @@
-"""Segmented images to look at."""
+"""Pictures of segmented images."""
 
 import colorsys
 
@@ -9,7 +9,7 @@ from polynext.segmentation.data import IGNORED
 
 
 def palette(classes: int) -> np.ndarray:
-    """As many colours as classes, neighbours far apart: steps of the golden ratio around the circle."""
+    """A colour for each class. Hues advance by the golden ratio, so neighbouring classes look different."""
     hues = [(i * 0.618034) % 1 for i in range(classes)]
     colours = [colorsys.hsv_to_rgb(h, 0.85 - 0.3 * (i % 3) / 2, 1.0 - 0.35 * (i % 2)) for i, h in enumerate(hues)]
     return (255 * np.asarray(colours)).astype(np.uint8)
@@ -18,7 +18,7 @@ def palette(classes: int) -> np.ndarray:
 def draw_overlay(
     image: Image.Image, labels: np.ndarray, classes: tuple[str, ...], strength: float = 0.55
 ) -> Image.Image:
-    """The image, coloured by class, and beside it the names of the classes that are in it, the largest first."""
+    """The image coloured by class, with a legend of the classes in it, largest first."""
     colours = palette(len(classes))
     counts = np.bincount(labels[labels != IGNORED], minlength=len(classes))
     present = [int(i) for i in np.argsort(-counts) if counts[i]]

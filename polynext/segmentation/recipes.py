@@ -1,4 +1,4 @@
-"""Runs by name: the paper's on ADE20K, and one for CPUs."""
+"""Segmentation recipes: the paper's on ADE20K, and one for CPUs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,13 +14,13 @@ from polynext.segmentation.config import (
 
 
 def ade20k() -> SegmentationConfig:
-    """CPolyNeXt-S, 50.6 mIoU as published (Table 6); not run by us."""
+    """CPolyNeXt-S: 50.6 mIoU in the paper (Table 6). Not reproduced here."""
     model = SegmentationModelConfig(pretrained=True)
     return SegmentationConfig(model=model, data=SegmentationDataConfig(root=Path("data/ADEChallengeData2016")))
 
 
 def ade20k_apolynext() -> SegmentationConfig:
-    """APolyNeXt-S, 49.9 mIoU as published (Table 6), with its two limits on gradients; not run by us."""
+    """APolyNeXt-S with its two gradient clips: 49.9 mIoU in the paper (Table 6). Not reproduced here."""
     base = ade20k()
     return replace(
         base,
@@ -30,7 +30,7 @@ def ade20k_apolynext() -> SegmentationConfig:
 
 
 def camvid() -> SegmentationConfig:
-    """CamVid at 240 x 180 from scratch, in an hour or less on a CPU: ours, not the paper's."""
+    """CamVid at 240 x 180 from scratch, in an hour or less on a CPU. Not in the paper."""
     return SegmentationConfig(
         model=SegmentationModelConfig(backbone="cpolynext_tiny", drop_path=0.0, width=64),
         data=SegmentationDataConfig(
@@ -53,7 +53,7 @@ RECIPES: dict[str, Callable[[], SegmentationConfig]] = {
 
 
 def segmentation_recipe(name: str) -> SegmentationConfig:
-    """The config of a run by its name."""
+    """The config of a recipe by its name."""
     if name not in RECIPES:
         raise PolyNeXtError(f"there is no segmentation recipe {name!r}: choose one of {', '.join(RECIPES)}.")
     return RECIPES[name]()

@@ -1,9 +1,10 @@
-"""A trained segmentation network by the folder of its run, or by its recipe and a file of weights."""
+"""Loading a trained segmentation network from its run folder, or from its recipe and a file of weights."""
 
 from pathlib import Path
 
 import timm
 
+from polynext.config import TrainConfig, from_yaml, read_config
 from polynext.errors import PolyNeXtError
 from polynext.models.checkpoints import read_checkpoint, read_metadata, stored_classes
 from polynext.paper import published_figure
@@ -12,23 +13,22 @@ from polynext.segmentation.config import SegmentationConfig, SegmentationModelCo
 from polynext.segmentation.data import class_names
 from polynext.segmentation.recipes import RECIPES, segmentation_recipe
 from polynext.segmentation.upernet import UPerNet
-from polynext.training.config import TrainConfig, from_yaml, read_config
 
 
 def load_segmentation_run(
     run: str, checkpoint: Path | None = None
 ) -> tuple[SegmentationConfig, UPerNet, tuple[str, ...]]:
-    """A run's network with its best weights, or a recipe's with published ones, in eval mode; its classes' names."""
+    """The config, the network in eval mode and the class names of a run, or of a recipe with a file of weights."""
     if run in RECIPES and not Path(run).is_dir():
         if checkpoint is None:
             raise PolyNeXtError(
-                f"{run} is a recipe, not the folder of a run: give its weights with `checkpoint`, or `pretrained`."
+                f"{run} is a recipe, not the folder of a run: give its weights by `checkpoint`, or `pretrained`."
             )
         config = segmentation_recipe(run)
     elif not (Path(run) / "config.yaml").is_file():
         raise PolyNeXtError(
-            f"{run} is neither the folder of a segmentation run nor a recipe with published weights: those are "
-            f"{' and '.join(PUBLISHED)}."
+            f"{run} is neither the folder of a segmentation run nor a recipe with published weights "
+            f"({' or '.join(PUBLISHED)}): give one of these."
         )
     else:
         config = read_config(Path(run) / "config.yaml", SegmentationConfig)
@@ -41,13 +41,13 @@ def load_segmentation_run(
 
 
 def paper_figure(config: SegmentationConfig, checkpoint: Path | None = None) -> float | None:
-    """The paper's mIoU, if weights like these are what it is of.
+    """The paper's mIoU for these weights, or None if they are not comparable.
 
-    That is: the authors' own, or those of a run on ADE20K whose backbone had learned as the paper's had.
+    Comparable are the authors' weights, and those of a run on ADE20K with a backbone trained as in the paper.
 
     Args:
         config: of the run or the recipe.
-        checkpoint: weights that are not the run's best.
+        checkpoint: weights in place of the run's best.
     """
     model, data = config.model, config.data.name
     if data != "ade20k" or model.width != SegmentationModelConfig.width:
@@ -62,7 +62,7 @@ def paper_figure(config: SegmentationConfig, checkpoint: Path | None = None) -> 
 
 
 def learned_as_published(name: str, weights: Path) -> bool:
-    """Whether a file is of a model that one of our runs trained on ImageNet, from scratch."""
+    """Whether a file has the weights of this model, trained by this package on ImageNet from scratch."""
     metadata = read_metadata(weights)
     if "config" not in metadata:
         return False

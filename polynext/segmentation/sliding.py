@@ -1,4 +1,4 @@
-"""Large images through a window that slides over them."""
+"""Inference on large images by a sliding window."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def windows(length: int, window: int, stride: int) -> Iterator[slice]:
-    """Slices of `window` (or all, if that is less) that cover `length`; the last one ends where it does."""
+    """Slices of length `window` (or `length`, if that is less) that cover `length`. The last one ends there."""
     for i in range(max(length - window + stride - 1, 0) // stride + 1):
         end = min(i * stride + window, length)
         yield slice(max(end - window, 0), end)
 
 
 def slide(network: Callable[[Tensor], Tensor], image: Tensor, window: int, stride: int) -> Tensor:
-    """Logits (B, classes, H, W) of (B, 3, H, W): in each place the mean over the windows that see it."""
+    """Logits (B, classes, H, W) of images (B, 3, H, W), averaged where windows overlap."""
     height, width = image.shape[-2:]
     total: Tensor | None = None
     seen = image.new_zeros(1, 1, height, width)
@@ -34,7 +34,7 @@ def slide(network: Callable[[Tensor], Tensor], image: Tensor, window: int, strid
 def predict(
     network: Callable[[Tensor], Tensor], image: Tensor, size: tuple[int, int], window: int, stride: int
 ) -> Tensor:
-    """The class of each pixel (height, width) for an image (3, H, W), at another size if wanted."""
+    """The class of each pixel of an image (3, H, W), resized to `size`."""
     logits = slide(network, image.unsqueeze(0), window, stride).float()
     if tuple(logits.shape[-2:]) != size:
         logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)

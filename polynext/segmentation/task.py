@@ -1,4 +1,4 @@
-"""Training UPerNet: by iterations, not epochs."""
+"""Training of UPerNet by iterations."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from polynext.training.report import draw_lines
 
 
 class Segmentation(Task):
-    """UPerNet, iteration after iteration."""
+    """Training UPerNet for a number of iterations."""
 
     command, score = "polynext segment train", "miou"
 
@@ -41,7 +41,7 @@ class Segmentation(Task):
         self.train_pairs, self.val_pairs = load_pairs(config.data, "train"), load_pairs(config.data, "val")
         synchronised = group.count > 1 and group.device.type == "cuda"
         if config.share(group.count)[0] < 2 and not synchronised:
-            raise PolyNeXtError("batch norm needs at least two images in each process: give a larger --batch-size.")
+            raise PolyNeXtError("batch norm needs at least two images in each process: give a larger `batch_size`.")
         self.images, self.workers = len(self.train_pairs), config.data.workers
         self.steps, self.round_steps = config.iterations, config.evaluate_every
         self.average_from = int(config.ema.start * config.iterations)
@@ -51,7 +51,7 @@ class Segmentation(Task):
         model.to(memory_format=torch.channels_last)
         if config.optimizer.clip_cells:
             limit_cell_gradients(model, config.optimizer.clip_cells)
-        # timm's, which keeps its norms' activations
+        # timm's function also converts its own norms with activations
         self.model: nn.Module = convert_sync_batchnorm(model) if synchronised else model
         self.optimizer = build_optimizer(self.model, config)
         self.clip_grad = config.optimizer.clip_grad
@@ -89,13 +89,13 @@ class Segmentation(Task):
     def description(self) -> dict[str, str]:
         return {"backbone": self.config.model.backbone, "classes": json.dumps(self.val_pairs.classes)}
 
-    def where(self, step: int) -> str:
+    def position(self, step: int) -> str:
         return f"iteration {step + 1}/{self.steps}"
 
     def figure(self, score: float) -> str:
         return f"mIoU {score:.2f}"
 
-    def sentence(self, record: dict[str, Any]) -> str:
+    def summary(self, record: dict[str, Any]) -> str:
         averaged = f", averaged mIoU {record['ema_miou']:.2f}" if "ema_miou" in record else ""
         return (
             f"iteration {record['step']}: mIoU {record['miou']:.2f}{averaged}, pixels {record['pixel_accuracy']:.2f}%, "
@@ -111,7 +111,7 @@ class Segmentation(Task):
 def train_segmentation(
     config: SegmentationConfig, out: Path, resume: bool = False, profile: bool = False, quiet: bool = False
 ) -> Path:
-    """Trains UPerNet and returns its folder. With `resume` it goes on from the folder's newest state."""
+    """Trains UPerNet and returns its run folder. `resume` continues from the folder's newest state."""
     return run(partial(Segmentation, config), config, out, resume, profile, quiet)
 
 
@@ -126,9 +126,9 @@ def build_model(config: SegmentationConfig, classes: int) -> UPerNet:
 
 
 def load_backbone(model: UPerNet, path: Path) -> None:
-    """A classifier's weights, of which the classifier itself has no place here."""
+    """Loads the weights of a classification model, except its head."""
 
-    def name(key: str) -> str:  # timm's feature extractors flatten some names
+    def name(key: str) -> str:  # timm's feature extractors rename some parameters
         return key.removeprefix("model.").replace(".", "_")
 
     given = {name(key): value for key, value in read_weights(path).items()}
@@ -139,7 +139,7 @@ def load_backbone(model: UPerNet, path: Path) -> None:
 
 
 def build_optimizer(model: nn.Module, config: SegmentationConfig) -> torch.optim.Optimizer:
-    """AdamW; norms and scales do not decay, the heads learn faster."""
+    """AdamW. Norms and scales have no weight decay, the heads a higher learning rate."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decays = parameter.ndim > 1 and name.endswith("weight")
@@ -168,7 +168,7 @@ def learning_rate(config: SegmentationConfig, step: int) -> float:
 
 
 def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy over the pixels that count; 0 if none does."""
+    """Mean cross-entropy over the pixels that are not ignored; 0 if all are."""
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp_min(1)
 
@@ -181,7 +181,7 @@ def evaluate(
     shown: bool = False,
     images: int | None = None,
 ) -> SegmentationScores:
-    """Sliding windows over each image once, or over so many of them, compared at the mask's own size."""
+    """Scores of sliding-window predictions at the masks' size, for all images or the first `images`."""
     model.eval()
     data = config.data
     mine = [[i] for i in range(group.rank, len(pairs) if images is None else images, group.count)]

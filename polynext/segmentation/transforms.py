@@ -1,4 +1,4 @@
-"""From an image and its mask to what the network gets. Random numbers are Python's, seeded by the loader."""
+"""Augmentation and preprocessing of images and masks. Random numbers are Python's, seeded by the loader."""
 
 import random
 
@@ -14,19 +14,19 @@ CROP_TRIES = 10
 
 
 def fitted_size(size: tuple[int, int], longer: float, shorter: float) -> tuple[int, int]:
-    """(width, height) scaled, in proportion, to the largest that fits: longer edge by longer, shorter by shorter."""
+    """The largest (width, height) of the same proportions whose edges are at most `longer` and `shorter`."""
     factor = min(longer / max(size), shorter / min(size))
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
 def normalised(image: np.ndarray, config: SegmentationDataConfig) -> Tensor:
-    """(H, W, 3) in 0 to 255 to (3, H, W)."""
+    """Pixels (H, W, 3) from 0 to 255 to a normalised tensor (3, H, W)."""
     mean, std = np.asarray(config.mean, np.float32), np.asarray(config.std, np.float32)
     return torch.from_numpy((image.astype(np.float32) / 255 - mean) / std).permute(2, 0, 1).contiguous()
 
 
 class TrainingTransform:
-    """Resize by a random factor, crop, mirror, distort, normalise, pad to the crop's size."""
+    """Resize by a random factor, crop, flip, distort colours, normalise, pad to the crop's size."""
 
     def __init__(self, config: SegmentationDataConfig):
         self.config = config
@@ -50,7 +50,7 @@ class TrainingTransform:
         return x, y
 
     def crop(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A random crop in which no class takes too much, if ten tries find one."""
+        """A random crop in which no class takes more than its share; the last one if CROP_TRIES do not find any."""
         side = self.config.crop
         for _ in range(CROP_TRIES):
             top = random.randint(0, max(labels.shape[0] - side, 0))
@@ -63,7 +63,7 @@ class TrainingTransform:
 
 
 def distort(pixels: np.ndarray) -> np.ndarray:
-    """Brightness, contrast (before or after the colours), saturation and hue, each at even odds."""
+    """Brightness, contrast (before or after the colours), saturation and hue, each with probability 1/2."""
     x = pixels.astype(np.float32)
     if random.random() < 0.5:
         x = clipped(x + random.uniform(-32, 32))
@@ -74,7 +74,7 @@ def distort(pixels: np.ndarray) -> np.ndarray:
     if random.random() < 0.5:
         hsv[..., 1] = clipped(hsv[..., 1] * random.uniform(0.5, 1.5))
     if random.random() < 0.5:
-        hsv[..., 0] = (hsv[..., 0] + random.uniform(-18, 18) * 256 / 180) % 256  # 18 of the 180 steps of a circle
+        hsv[..., 0] = (hsv[..., 0] + random.uniform(-18, 18) * 256 / 180) % 256  # 18 of 180 steps of hue
     x = np.asarray(Image.fromarray(hsv.astype(np.uint8), "HSV").convert("RGB")).astype(np.float32)
     if not contrast_first and random.random() < 0.5:
         x = clipped(x * random.uniform(0.5, 1.5))
@@ -86,7 +86,7 @@ def clipped(x: np.ndarray) -> np.ndarray:
 
 
 class TestTransform:
-    """Fit into the size for testing and normalise. The mask stays as it is: what is predicted is scaled to it."""
+    """Resize and normalise the image. The mask keeps its size: predictions are resized to it."""
 
     __test__ = False
 

@@ -1,11 +1,11 @@
 """UPerNet: a pyramid pooling module on the coarsest features, and a feature pyramid down to the finest.
 
-    features of the backbone's last four stages, each through a LayerNorm of its own
-    coarsest: pooled to 1, 2, 3 and 6 cells a side, back up, all joined
-    others:   1x1, plus the coarser level scaled up, 3x3
-    all levels scaled to the finest, joined, classified
+    features: of the backbone's last four stages (1/4, 1/8, 1/16, 1/32), each with a LayerNorm
+    coarsest: pooled to 1x1, 2x2, 3x3 and 6x6, resized back, concatenated, 3x3 convolution
+    others:   1x1 convolution, plus the coarser level resized, 3x3 convolution
+    all:      resized to 1/4, concatenated, classified
 
-A second, plain head on the last but one stage helps in training and is left out afterwards.
+An auxiliary head on the second to last stage is used in training only.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ POOL_SCALES = (1, 2, 3, 6)
 
 
 class ConvNormAct(nn.Sequential):
-    """Convolution, batch norm, ReLU: the decoder is the reference's and not activation-free."""
+    """Convolution, batch norm, ReLU: the decoder is the usual one and not activation-free."""
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int = 1, **dd: Any):
         super().__init__()
@@ -34,7 +34,7 @@ class ConvNormAct(nn.Sequential):
 
 
 class UPerHead(nn.Module):
-    """Features of all levels, finest first, to a map of logits at the finest level's size."""
+    """Features of all levels, finest first, to logits at the finest level's size."""
 
     def __init__(self, widths: list[int], classes: int, width: int = 512, dropout: float = 0.1, **dd: Any):
         super().__init__()
@@ -63,7 +63,7 @@ class UPerHead(nn.Module):
 
 
 class AuxiliaryHead(nn.Module):
-    """One 3x3 convolution and a classifier, on one level."""
+    """A 3x3 convolution and a classifier on one level."""
 
     def __init__(self, channels: int, classes: int, width: int = 256, dropout: float = 0.1, **dd: Any):
         super().__init__()
@@ -76,16 +76,16 @@ class AuxiliaryHead(nn.Module):
 
 
 class UPerNet(nn.Module):
-    """A backbone by its timm name, ours or another, and the two heads. (B, 3, H, W) to logits (B, classes, H, W).
+    """A backbone from timm's registry and the two heads: images (B, 3, H, W) to logits (B, classes, H, W).
 
     Args:
-        backbone: any timm model that `features_only` works for.
-        classes: how many.
-        pretrained: fetch the backbone's published weights.
-        drop_path_rate: the backbone's stochastic depth.
-        width: of the decoder.
-        image_size: the side of all images, for a backbone that is built for one size only.
-        options: for the backbone.
+        backbone: a timm model that supports `features_only`, such as ours.
+        classes: number of classes.
+        pretrained: download the backbone's published weights.
+        drop_path_rate: stochastic depth of the backbone.
+        width: channels of the decoder.
+        image_size: the side of all images, for a backbone with a fixed input size.
+        options: further options of the backbone.
     """
 
     def __init__(
@@ -112,14 +112,10 @@ class UPerNet(nn.Module):
                 backbone, features_only=True, pretrained=pretrained, device=device, **options
             )
         except (RuntimeError, AttributeError, TypeError, OSError) as error:
-            raise PolyNeXtError(
-                f"{backbone} cannot be a backbone here ({error}): take another, or other --model options."
-            ) from error
+            raise PolyNeXtError(f"{backbone} cannot be a backbone ({error}): use another, or other options.") from error
         widths = self.backbone.feature_info.channels()[-LEVELS:]
         if len(widths) < 2:
-            raise PolyNeXtError(
-                f"{backbone} has {len(widths)} level of features, and a pyramid needs two: take another."
-            )
+            raise PolyNeXtError(f"{backbone} has {len(widths)} level of features: use a backbone with at least two.")
         self.classes = classes
         self.norms = nn.ModuleList(LayerNorm2d(w, eps=1e-5, device=device) for w in widths)
         self.head = UPerHead(widths, classes, width, device=device)
@@ -129,8 +125,8 @@ class UPerNet(nn.Module):
         """Logits at the image's size; in training also the auxiliary head's."""
         if self.fixed_size and x.shape[-2:] != (self.fixed_size, self.fixed_size):
             raise PolyNeXtError(
-                f"an image of {x.shape[-1]}x{x.shape[-2]} pixels was given to a backbone built for {self.fixed_size}: "
-                "take one that is not built for one size, or a smaller crop."
+                f"the backbone takes {self.fixed_size}x{self.fixed_size} pixels but got {x.shape[-1]}x{x.shape[-2]}: "
+                "use a backbone for any size, or a smaller crop."
             )
         features = self.backbone(x)[-LEVELS:]
         if self.backbone.output_fmt == Format.NHWC:
@@ -139,7 +135,7 @@ class UPerNet(nn.Module):
         logits = self.head(features)
         if self.training:
             return resize_like(logits, x), resize_like(self.auxiliary(features[-2]), x)
-        return resize_like(logits.float(), x)  # in bf16 neighbours would tie
+        return resize_like(logits.float(), x)  # in bf16, interpolated logits would tie
 
 
 def resize_like(x: Tensor, target: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""Workers on several machines, by Ray. Every node has one actor, which keeps an answerer as a single machine would
-(`workers.py`) and fetches each program and each client's keys once. A node that dies has its jobs done again elsewhere;
-nodes that join get an actor within seconds.
+"""Workers on several machines, with Ray.
+
+Every node runs one actor with an inference process (`workers.py`), and receives each program and each key set once. The
+jobs of a node that dies run again on another one. Nodes that join get an actor within seconds.
 """
 
 import asyncio
@@ -15,18 +16,18 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polynext.errors import PolyNeXtError
-from polynext.service.answering import Assignment
+from polynext.service.inference import Assignment
 from polynext.service.settings import Settings
-from polynext.service.workers import LocalWorkers, Progress, WorkerDied, Workers
+from polynext.service.workers import LocalWorkers, ReportProgress, WorkerDied, Workers
 
-LOOK_SECONDS = 2.0
+WATCH_SECONDS = 2.0
 PROGRESS_SECONDS = 0.5
 
 Files = dict[str, bytes]
 
 
-class Node:
-    """What runs on a node: an answerer, and the files it was sent."""
+class NodeActor:
+    """The actor on a node: an inference process and the files that it needs."""
 
     def __init__(self, networks: dict[str, Files], settings: Settings):
         self.folder = Path(tempfile.mkdtemp(prefix="polynext-node-"))
@@ -40,7 +41,7 @@ class Node:
     def has_keys(self, keys: str) -> bool:
         return (self.folder / "keys" / keys).is_dir()
 
-    def take_keys(self, keys: str, files: Files) -> None:
+    def receive_keys(self, keys: str, files: Files) -> None:
         if not self.has_keys(keys):
             write_files(self.folder / "arriving" / keys, files)
             (self.folder / "keys").mkdir(exist_ok=True)
@@ -51,7 +52,7 @@ class Node:
         shutil.rmtree(self.folder / "keys" / keys, ignore_errors=True)
 
     async def run(self, job: str, network: str, keys: str, request: bytes, dialect: str) -> bytes | str:
-        """The answer, or the sentence that refuses it."""
+        """The answer, or a message if the job fails."""
         folder = write_files(self.folder / "jobs" / job, {"request": request})
         assignment = Assignment(
             network, keys, self.folder / "keys" / keys, folder / "request", folder / "answer", dialect
@@ -65,20 +66,19 @@ class Node:
             self.progress.pop(job, None)
             shutil.rmtree(folder, ignore_errors=True)
 
-    def how_far(self, job: str) -> float:
+    def progress_of(self, job: str) -> float:
         return self.progress.get(job, 0.0)
 
 
 class RayWorkers(Workers):
-    """An answerer on every node of a Ray cluster. `settings.workers` is for each node."""
+    """An inference process on every node of a Ray cluster. `settings.workers` is the number of jobs per node."""
 
     def __init__(self, networks: Mapping[str, Path], settings: Settings, address: str):
         self.networks = {name: read_files(folder) for name, folder in networks.items()}
         self.settings, self.address = settings, address
         self.nodes: dict[str, Any] = {}
-        self.starting: set[str] = set()
         self.busy: Counter[str] = Counter()
-        self.looking: asyncio.Task[None] | None = None
+        self.watching: asyncio.Task[None] | None = None
 
     @property
     def slots(self) -> int:
@@ -97,65 +97,65 @@ class RayWorkers(Workers):
                 raise PolyNeXtError(
                     f"there is no Ray cluster at {self.address!r} ({error}): start one with `ray start --head`."
                 ) from error
-        self.sent = ray.put(self.networks)  # every node fetches it once
-        self.looking = asyncio.create_task(self.look())
+        self.shared_networks = ray.put(self.networks)  # sent to every node once
+        self.watching = asyncio.create_task(self.watch_nodes())
         while not self.nodes:
-            if self.looking.done():
-                self.looking.result()
+            if self.watching.done():
+                self.watching.result()
             await asyncio.sleep(0.05)
 
-    async def look(self) -> None:
-        """Gives an actor to nodes that joined."""
+    async def watch_nodes(self) -> None:
+        """Start actors on new nodes and remove dead ones."""
         while True:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
             for node in set(self.nodes) - alive:
-                self.lose(node)
-            await asyncio.gather(*(self.join(node) for node in alive - set(self.nodes)))
-            await asyncio.sleep(LOOK_SECONDS)
+                self.remove_node(node)
+            await asyncio.gather(*(self.add_node(node) for node in alive - set(self.nodes)))
+            await asyncio.sleep(WATCH_SECONDS)
 
-    async def join(self, node: str) -> None:
-        where = NodeAffinitySchedulingStrategy(node, soft=False)
-        actor = ray.remote(Node).options(scheduling_strategy=where, num_cpus=0, max_concurrency=64)
-        made = actor.remote(self.sent, self.settings)
+    async def add_node(self, node: str) -> None:
+        on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor_class = ray.remote(NodeActor).options(scheduling_strategy=on_node, num_cpus=0, max_concurrency=64)
+        actor = actor_class.remote(self.shared_networks, self.settings)
         try:
-            await made.start.remote()
-            self.nodes[node] = made
+            await actor.start.remote()
+            self.nodes[node] = actor
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, PolyNeXtError):
                 raise PolyNeXtError(str(error.cause)) from error
             raise
         except ray.exceptions.RayError:
-            pass  # gone before it was there; the next look sees what became of it
+            pass  # the node died; `watch_nodes` looks again
 
-    def lose(self, node: str) -> None:
+    def remove_node(self, node: str) -> None:
         self.nodes.pop(node, None)
         self.busy.pop(node, None)
 
     async def stop(self) -> None:
-        if self.looking is not None:
-            self.looking.cancel()
-            await asyncio.gather(self.looking, return_exceptions=True)
+        if self.watching is not None:
+            self.watching.cancel()
+            await asyncio.gather(self.watching, return_exceptions=True)
         for actor in self.nodes.values():
             ray.kill(actor)
         self.nodes.clear()
 
-    async def run(self, assignment: Assignment, progress: Progress) -> None:
+    async def run(self, assignment: Assignment, progress: ReportProgress) -> None:
         while not self.nodes:
             await asyncio.sleep(0.1)
         node = min(self.nodes, key=lambda name: (self.busy[name], name))
         actor, job = self.nodes[node], assignment.request.parent.name
         self.busy[node] += 1
-        telling = None
+        reporting = None
         try:
             if not await actor.has_keys.remote(assignment.keys):
-                await actor.take_keys.remote(assignment.keys, ray.put(read_files(assignment.key_folder)))
+                await actor.receive_keys.remote(assignment.keys, ray.put(read_files(assignment.key_folder)))
             answer = actor.run.remote(
                 job, assignment.network, assignment.keys, assignment.request.read_bytes(), assignment.dialect
             )
-            telling = asyncio.create_task(self.tell(actor, job, progress))
+            reporting = asyncio.create_task(self.report(actor, job, progress))
             result = await answer
         except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-            self.lose(node)
+            self.remove_node(node)
             raise WorkerDied(f"node {node[:8]}") from error
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, WorkerDied):
@@ -164,19 +164,19 @@ class RayWorkers(Workers):
         finally:
             if node in self.busy:
                 self.busy[node] -= 1
-            if telling is not None:
-                telling.cancel()
+            if reporting is not None:
+                reporting.cancel()
         if isinstance(result, str):
             raise PolyNeXtError(result)
         ready = assignment.answer.with_suffix(".ready")
         ready.write_bytes(result)
         ready.replace(assignment.answer)
 
-    async def tell(self, actor: Any, job: str, progress: Progress) -> None:
+    async def report(self, actor: Any, job: str, progress: ReportProgress) -> None:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
             try:
-                progress(await actor.how_far.remote(job))
+                progress(await actor.progress_of.remote(job))
             except ray.exceptions.RayError:
                 return
 

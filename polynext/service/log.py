@@ -1,6 +1,6 @@
-"""What a service tells its operator: a line of JSON for each event, and counters for Prometheus.
+"""Logs, one JSON object per line, and Prometheus metrics.
 
-Neither has ever more of a key, a ciphertext or a token than the first letters of its name.
+Both contain at most the first characters of the ids of keys and jobs, and nothing of keys, ciphertexts or tokens.
 """
 
 import json
@@ -14,50 +14,48 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 logger = logging.getLogger("polynext.service")
 
 
-class AsJson(logging.Formatter):
-    """One line for each event."""
-
+class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = getattr(record, "told", {})
-        line = {"time": round(time.time(), 3), "level": record.levelname.lower(), "event": record.getMessage(), **told}
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        line = {"time": round(time.time(), 3), "level": record.levelname.lower(), "event": record.getMessage()}
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+            fields = {**fields, "traceback": self.formatException(record.exc_info)}
+        return json.dumps({**line, **fields}, default=str)
 
 
 def log_to_stderr(level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(AsJson())
+    handler.setFormatter(JsonFormatter())
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(level)
 
 
-def tell(event: str, level: int = logging.INFO, **told: Any) -> None:
-    """Logs an event; names of keys and jobs are shortened."""
-    short = {name: value[:8] if name in ("job", "keys") else value for name, value in told.items()}
-    logger.log(level, event, extra={"told": short})
+def log_event(event: str, level: int = logging.INFO, **fields: Any) -> None:
+    """Log an event with fields. Ids of keys and jobs are shortened."""
+    short = {name: value[:8] if name in ("job", "keys") else value for name, value in fields.items()}
+    logger.log(level, event, extra={"fields": short})
 
 
 class Metrics:
-    """Counters of one service."""
+    """The metrics of one service."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
-            "polynext_http_requests", "Answered HTTP requests.", ["method", "route", "status"], registry=registry
+            "polynext_http_requests", "HTTP requests.", ["method", "route", "status"], registry=registry
         )
-        self.received = Counter("polynext_received_bytes", "Bytes of keys and ciphertexts.", registry=registry)
-        self.jobs = Counter("polynext_jobs", "Jobs that ended.", ["offer", "state"], registry=registry)
+        self.received = Counter("polynext_received_bytes", "Received keys and ciphertexts.", registry=registry)
+        self.jobs = Counter("polynext_jobs", "Finished jobs.", ["network", "state"], registry=registry)
         self.seconds = Histogram(
             "polynext_job_seconds",
-            "Seconds of a job in a worker.",
-            ["offer"],
+            "Seconds that a worker spends on a job.",
+            ["network"],
             registry=registry,
             buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300),
         )
         self.died = Counter("polynext_workers_died", "Jobs whose worker died.", registry=registry)
-        self.queued = Gauge("polynext_jobs_queued", "Jobs that wait.", registry=registry)
-        self.running = Gauge("polynext_jobs_running", "Jobs that are worked on.", registry=registry)
-        self.keys = Gauge("polynext_key_sets", "Evaluation keys on disk.", registry=registry)
-        self.key_bytes = Gauge("polynext_key_bytes", "Their announced bytes.", registry=registry)
+        self.queued = Gauge("polynext_jobs_queued", "Jobs in the queue.", registry=registry)
+        self.running = Gauge("polynext_jobs_running", "Running jobs.", registry=registry)
+        self.keys = Gauge("polynext_key_sets", "Key sets on disk.", registry=registry)
+        self.key_bytes = Gauge("polynext_key_bytes", "Announced bytes of these key sets.", registry=registry)

@@ -1,4 +1,4 @@
-"""The networks that a service offers: each a server's folder, by name."""
+"""The networks of a service: one server folder each, by name."""
 
 import re
 from collections.abc import Iterable
@@ -14,14 +14,15 @@ from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Part, Ring
 from polynext.encrypted.server import SAMPLES, load_client_spec
 from polynext.errors import PolyNeXtError
+from polynext.service.schemas import NetworkSummary
 
 CIPHERTEXT = Part("ciphertext")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
-    """A server's folder and its offer. The program is left to those who compute."""
+class ServedNetwork:
+    """A server folder and its client spec. The inference process loads the program itself."""
 
     name: str
     folder: Path
@@ -33,7 +34,7 @@ class Network:
 
     @cached_property
     def parts(self) -> dict[str, Part]:
-        """What evaluation keys for this network consist of."""
+        """The parts of evaluation keys for this network, by name."""
         return {part.name: part for part in Part.keys(self.spec.rotations)}
 
     @property
@@ -42,26 +43,28 @@ class Network:
 
     @cached_property
     def samples(self) -> dict[str, Path]:
-        """Pictures to try it with, by name."""
+        """Sample images, by name."""
         return {path.name: path for path in sorted((self.folder / SAMPLES).glob("*.png")) if NAME.fullmatch(path.name)}
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> NetworkSummary:
         spec = self.spec
-        return {
-            "name": self.name,
-            "fingerprint": spec.fingerprint,
-            "backend": spec.backend,
-            "encrypts": self.encrypts,
-            "classes": list(spec.classes),
-            "image_shape": list(spec.image_shape),
-            "images": spec.images,
-            "upload_bytes": sum(self.ring.most_bytes(part) for part in self.parts.values()) // 2,  # seeded ones
-            "seconds": spec.cost.seconds,
-        }
+        return NetworkSummary(
+            name=self.name,
+            fingerprint=spec.fingerprint,
+            backend=spec.backend,
+            encrypts=self.encrypts,
+            works_in_browser=self.ring.browser_parameters(spec.rotations) is not None,
+            classes=list(spec.classes),
+            image_shape=list(spec.image_shape),
+            images=spec.images,
+            # Clients send a seed instead of the random half of each key.
+            upload_bytes=sum(self.ring.most_bytes(part) for part in self.parts.values()) // 2,
+            seconds=spec.cost.seconds,
+        )
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """The offer as clients get it, with what one that is not Python would have to work out."""
+        """The client spec, with derived values for clients that are not written in Python."""
         spec, ring = self.spec, self.ring
         numbers = np.arange(1.0, 1 + spec.images * int(np.prod(spec.image_shape)))
         slots = spec.pack(numbers.reshape(spec.images, *spec.image_shape)).astype(int) - 1
@@ -70,7 +73,7 @@ class Network:
             "name": self.name,
             "fingerprint": spec.fingerprint,
             "images": spec.images,
-            "seal": self.seal,
+            "browser_parameters": ring.browser_parameters(spec.rotations),
             "parts": [
                 {
                     "name": part.name,
@@ -85,40 +88,23 @@ class Network:
             "largest_logit": spec.largest_logit,
         }
 
-    @property
-    def seal(self) -> dict[str, Any] | None:
-        if self.spec.backend != "seal":
-            return None
-        from polynext.encrypted.runtime.backends.seal import galois_element, in_seal_order
 
-        parameters = self.spec.parameters
-        return {
-            "poly_modulus_degree": parameters.ring_degree,
-            "coeff_modulus_bits": in_seal_order(parameters.prime_bits),
-            "input_scale": parameters.input_scale,
-            "galois_elements": {
-                part.name: galois_element(part.step, parameters)
-                for part in self.parts.values()
-                if part.kind == "rotation"
-            },
-        }
-
-
-def load_networks(folders: Iterable[Path], allow_unencrypted: bool = False) -> dict[str, Network]:
-    """Networks by the names of their folders."""
-    networks: dict[str, Network] = {}
+def load_networks(folders: Iterable[Path], allow_unencrypted: bool = False) -> dict[str, ServedNetwork]:
+    """Load server folders, each under the folder's name."""
+    networks: dict[str, ServedNetwork] = {}
     for folder in folders:
-        network = Network(folder.resolve().name, folder.resolve(), load_client_spec(folder))
+        network = ServedNetwork(folder.resolve().name, folder.resolve(), load_client_spec(folder))
         if not NAME.fullmatch(network.name):
-            raise PolyNeXtError(f"{folder} gives a network its name: rename it to letters, digits, and . _ or -.")
+            raise PolyNeXtError(
+                f"the folder's name {network.name!r} is not a network name: use letters, digits, '.', '_' and '-'."
+            )
         if network.name in networks:
-            raise PolyNeXtError(f"two networks would be called {network.name!r}: rename one of their folders.")
+            raise PolyNeXtError(f"two networks have the name {network.name!r}: rename one of the folders.")
         if not (network.encrypts or allow_unencrypted):
             raise PolyNeXtError(
-                f"{folder} is of the {network.spec.backend} backend, which encrypts nothing: prepare it with one that "
-                "does."
+                f"{folder} uses the {network.spec.backend} backend, which does not encrypt: prepare it with another."
             )
         networks[network.name] = network
     if not networks:
-        raise PolyNeXtError("there is no network to offer: give the folders that `polynext encrypted prepare` wrote.")
+        raise PolyNeXtError("there is no network to serve: give folders that `polynext encrypted prepare` wrote.")
     return networks

@@ -1,18 +1,21 @@
-"""How the service says no."""
+"""The service's error responses."""
 
 from typing import Any
 
 
-class Refusal(Exception):  # noqa: N818  (it is an answer, not a fault)
-    """A status, a word for programs, and one sentence for people; seconds to wait, if trying again makes sense."""
+class Refusal(Exception):  # noqa: N818  (a response, not a fault of the service)
+    """An HTTP status, a `code` for programs and a `message` for people.
 
-    def __init__(self, status: int, code: str, sentence: str, retry_after: float | None = None, **more: Any):
-        super().__init__(sentence)
-        self.status, self.code, self.sentence, self.retry_after, self.more = status, code, sentence, retry_after, more
+    `retry_after` is in seconds, if the request may succeed later. `fields` are added to the JSON body.
+    """
+
+    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None, **fields: Any):
+        super().__init__(message)
+        self.status, self.code, self.message, self.retry_after, self.fields = status, code, message, retry_after, fields
 
     def to_json(self) -> dict[str, Any]:
-        return {"code": self.code, "error": self.sentence, **self.more}
+        return {"code": self.code, "error": self.message, **self.fields}
 
 
 def disk_full() -> Refusal:
-    return Refusal(507, "disk_full", "the server has no room left: try again later.", retry_after=60)
+    return Refusal(507, "disk_full", "the server's disk is full: try again later.", retry_after=60)

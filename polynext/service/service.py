@@ -1,4 +1,4 @@
-"""The service without HTTP: takes keys and jobs, has them worked on in a fair order, and tells how they stand."""
+"""The service without HTTP: receives keys and jobs, runs jobs in a fair order, and reports their state."""
 
 import asyncio
 import hashlib
@@ -7,224 +7,230 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from polynext.errors import PolyNeXtError
-from polynext.service.answering import Assignment
-from polynext.service.log import Metrics, logger, tell
-from polynext.service.networks import CIPHERTEXT, Network
+from polynext.service.inference import Assignment
+from polynext.service.log import Metrics, log_event, logger
+from polynext.service.networks import CIPHERTEXT, ServedNetwork
 from polynext.service.refusal import Refusal
-from polynext.service.settings import Client, Settings
-from polynext.service.store import ENDED, Job, KeySet, PartInfo, Store, save_durably
+from polynext.service.schemas import JobState, KeysState, Manifest, ManifestPart, PartState
+from polynext.service.settings import Caller, Settings
+from polynext.service.store import ENDED, Job, KeySet, State, Store, save_durably
 from polynext.service.workers import WorkerDied, Workers
 
-HOUSEKEEPING_SECONDS = 10.0
-MOST_EVENTS_A_SECOND = 5
-ALIVE_SECONDS = 10.0
+CLEANUP_SECONDS = 10.0
+EVENTS_PER_SECOND = 5
+KEEPALIVE_SECONDS = 10.0
+INTERNAL_ERROR = "internal server error: the server's log has the details. Try again."
 
 
 class Service:
-    """Takes keys and jobs and has them answered. It runs in one event loop, except for checks of files, in threads."""
+    """Receives keys and jobs and runs the jobs. All of it runs in one event loop; threads only check files."""
 
-    def __init__(self, networks: Mapping[str, Network], workers: Workers, store: Store, settings: Settings):
+    def __init__(self, networks: Mapping[str, ServedNetwork], workers: Workers, store: Store, settings: Settings):
         self.networks, self.workers, self.store, self.settings = dict(networks), workers, store, settings
         self.metrics = Metrics()
         self.progress: dict[str, float] = {}
-        self.at_work: dict[str, asyncio.Task[None]] = {}
+        self.running: dict[str, asyncio.Task[None]] = {}
         self.uploading: set[tuple[str, str]] = set()
         self.changed = asyncio.Event()
         self.stopping = False
         self.loops: list[asyncio.Task[None]] = []
-        self.check_memory()
-
-    def check_memory(self) -> None:
         for network in self.networks.values():
-            if network.spec.cost.key_bytes > self.settings.key_memory:
+            if network.spec.cost.key_bytes > settings.key_memory:
                 raise PolyNeXtError(
                     f"one client's keys for {network.name} take {network.spec.cost.key_bytes / 2**20:.0f} MB, and "
-                    f"{self.settings.key_memory / 2**20:.0f} MB are allowed for all keys: raise `key_memory`."
+                    f"`key_memory` is {settings.key_memory / 2**20:.0f} MB for all clients: raise it."
                 )
 
     async def start(self) -> None:
         await self.workers.start()
-        self.loops = [asyncio.create_task(self.dispatch()), asyncio.create_task(self.keep_house())]
-        tell("started", offers=list(self.networks), waiting=len(self.store.jobs_in("queued")))
+        self.loops = [asyncio.create_task(self.dispatch()), asyncio.create_task(self.clean_up())]
+        log_event("started", networks=list(self.networks), queued=len(self.store.jobs_in("queued")))
 
     async def stop(self) -> None:
-        """Jobs at work are put back: the next start takes them up."""
+        """Stop. Running jobs return to the queue and run after the next start."""
         self.stopping = True
-        self.wake()
-        for running in [*self.loops, *self.at_work.values()]:
-            running.cancel()
-        await asyncio.gather(*self.loops, *self.at_work.values(), return_exceptions=True)
+        self.notify()
+        for task in [*self.loops, *self.running.values()]:
+            task.cancel()
+        await asyncio.gather(*self.loops, *self.running.values(), return_exceptions=True)
         await self.workers.stop()
         self.store.close()
-        tell("stopped")
+        log_event("stopped")
 
-    def wake(self) -> None:
-        """Whoever waits for a change looks again."""
+    def notify(self) -> None:
+        """Wake all coroutines that wait for a change."""
         self.changed.set()
         self.changed = asyncio.Event()
 
+    def find_network(self, name: str) -> ServedNetwork:
+        if name not in self.networks:
+            raise Refusal(404, "unknown_network", f"there is no network {name!r}: GET /v1/networks lists them.")
+        return self.networks[name]
+
     # Keys
 
-    def network_of(self, fingerprint: str) -> Network:
-        """One of the networks whose keys are like this: they may have several."""
+    def network_for(self, fingerprint: str) -> ServedNetwork:
+        """A network whose client spec has this fingerprint. If several have, their keys are alike."""
         for network in self.networks.values():
             if network.spec.fingerprint == fingerprint:
                 return network
-        raise Refusal(404, "unknown_offer", f"no network here has parameters {fingerprint}: get the offer again.")
+        message = f"no network has a client spec with fingerprint {fingerprint}: get the client spec again."
+        raise Refusal(404, "unknown_client_spec", message)
 
-    def announce(self, fingerprint: str, parts: list[PartInfo], client: Client) -> tuple[KeySet, bool]:
-        network = self.network_of(fingerprint)
-        wanted = list(network.parts)
-        if [part.name for part in parts] != wanted:
-            names = ", ".join(wanted)
-            raise Refusal(422, "invalid", f"`parts` must be those of the offer, in its order: {names}.")
+    def announce(self, manifest: Manifest, caller: Caller) -> tuple[KeySet, bool]:
+        """The key set of a manifest, and whether it is new."""
+        network, parts = self.network_for(manifest.client_spec), manifest.parts
+        if [part.name for part in parts] != list(network.parts):
+            names = ", ".join(network.parts)
+            raise Refusal(422, "invalid", f"`parts` must be those of the client spec, in its order: {names}.")
         for part in parts:
             most = network.ring.most_bytes(network.parts[part.name])
             if part.bytes > most:
-                sentence = f"{part.name} would have {part.bytes} bytes, and such a part has at most {most}."
-                raise Refusal(413, "too_large", sentence)
-        keys, new = self.store.announce_keys(fingerprint, client, parts)
+                raise Refusal(413, "too_large", f"{part.name} has {part.bytes} bytes, and the limit is {most}.")
+        keys, new = self.store.announce_keys(manifest, caller)
         if new:
-            tell("keys announced", keys=keys.id, client=client.name, bytes=sum(part.bytes for part in parts))
+            log_event("keys announced", keys=keys.id, caller=caller.name, bytes=sum(part.bytes for part in parts))
         return keys, new
 
-    def find_keys(self, id: str, client: Client) -> KeySet:
+    def find_keys(self, id: str, caller: Caller) -> KeySet:
         keys = self.store.key_set(id)
-        if keys is None or not self.may_see(keys.client, client):
-            raise Refusal(404, "unknown_keys", "these keys are not here, or not any more: announce and send them.")
+        if keys is None or not may_access(keys.caller, caller):
+            raise Refusal(404, "unknown_keys", "the server does not have these keys: announce and send them.")
         return keys
 
-    def may_see(self, owner: str, client: Client) -> bool:
-        """Without tokens, whoever knows the long random name of something may use it, from whichever address."""
-        return owner == client.name or (is_address(owner) and is_address(client.name))
+    def describe_keys(self, keys: KeySet) -> KeysState:
+        return KeysState(
+            id=keys.id,
+            client_spec=keys.client_spec,
+            state="ready" if self.store.complete(keys) else "incomplete",
+            expires=keys.used + self.settings.keys_seconds,
+            parts=[self.describe_part(keys, part) for part in keys.parts],
+        )
 
-    def describe_keys(self, keys: KeySet) -> dict[str, Any]:
-        return {
-            "id": keys.id,
-            "offer": keys.offer,
-            "state": "ready" if self.store.complete(keys) else "incomplete",
-            "expires": keys.used + self.settings.keys_seconds,
-            "parts": [self.describe_part(keys, part) for part in keys.parts],
-        }
-
-    def describe_part(self, keys: KeySet, part: PartInfo) -> dict[str, Any]:
+    def describe_part(self, keys: KeySet, part: ManifestPart) -> PartState:
         complete = self.store.part(keys.id, part.name).is_file()
-        received = part.bytes if complete else length(self.store.incoming(keys.id, part.name))
-        return {"name": part.name, "bytes": part.bytes, "received": received, "complete": complete}
+        received = part.bytes if complete else file_size(self.store.incoming(keys.id, part.name))
+        return PartState(name=part.name, bytes=part.bytes, received=received, complete=complete)
 
     async def receive_part(
-        self, id: str, name: str, offset: int, body: AsyncIterator[bytes], client: Client
-    ) -> dict[str, Any]:
-        """Takes bytes of a part from an offset on. What arrived before a connection broke stays."""
-        keys = self.find_keys(id, client)
+        self, id: str, name: str, offset: int, body: AsyncIterator[bytes], caller: Caller
+    ) -> PartState:
+        """Append bytes to a part. Bytes that arrived before a connection broke are kept."""
+        keys = self.find_keys(id, caller)
         part = next((part for part in keys.parts if part.name == name), None)
         if part is None:
             raise Refusal(404, "unknown_part", f"these keys have no part {name!r}.")
         if (id, name) in self.uploading:
-            raise Refusal(409, "busy", f"{name} is being sent by another connection: wait for it.", retry_after=1)
+            raise Refusal(409, "busy", f"another connection is sending {name}: wait for it.", retry_after=1)
         self.uploading.add((id, name))
         try:
-            status = self.describe_part(keys, part)
-            if offset != status["received"] or status["complete"]:
-                if status["complete"] and offset == status["received"]:
-                    return status
-                sentence = f"{status['received']} bytes of {name} are here: go on from there, not from {offset}."
-                raise Refusal(409, "offset", sentence, 1, received=status["received"])
-            await self.append(part, self.store.incoming(id, name), body)
-            if length(self.store.incoming(id, name)) == part.bytes:
+            state = self.describe_part(keys, part)
+            if offset != state.received:
+                message = f"the server has {state.received} bytes of {name}: continue there, not at {offset}."
+                raise Refusal(409, "offset", message, 1, received=state.received)
+            if state.complete:
+                return state
+            incoming = self.store.incoming(id, name)
+            await self.append(part, incoming, body)
+            if file_size(incoming) == part.bytes:
                 await self.check_part(keys, part)
             return self.describe_part(keys, part)
         finally:
             self.uploading.discard((id, name))
 
-    async def append(self, part: PartInfo, path: Path, body: AsyncIterator[bytes]) -> None:
-        room = part.bytes - length(path)
-        self.store.require_room(room)
+    async def append(self, part: ManifestPart, path: Path, body: AsyncIterator[bytes]) -> None:
+        missing = part.bytes - file_size(path)
+        self.store.require_space(missing)
         with self.store.writing(), path.open("ab") as file:
             async for piece in body:
-                room -= len(piece)
-                if room < 0:
+                missing -= len(piece)
+                if missing < 0:
                     file.truncate(0)
-                    sentence = f"{part.name} has more than the {part.bytes} bytes that were announced: send it again."
-                    raise Refusal(413, "too_large", sentence)
+                    message = f"{part.name} has more than the {part.bytes} bytes that were announced: send it again."
+                    raise Refusal(413, "too_large", message)
                 file.write(piece)
                 self.metrics.received.inc(len(piece))
 
-    async def check_part(self, keys: KeySet, part: PartInfo) -> None:
-        """A part that has arrived becomes one that can be loaded, or is thrown away."""
-        network = self.network_of(keys.offer)
+    async def check_part(self, keys: KeySet, part: ManifestPart) -> None:
+        """Check a part that has arrived, and convert it to a file that the ring can load; delete it if it is wrong."""
+        network = self.network_for(keys.client_spec)
         incoming, checked = self.store.incoming(keys.id, part.name), self.store.part(keys.id, part.name)
         unpacked = checked.with_suffix(".unpacked")
         try:
             if await asyncio.to_thread(file_digest, incoming) != part.sha256:
                 raise Refusal(422, "damaged", f"{part.name} arrived damaged (its SHA-256 differs): send it again.")
-            self.store.require_room(network.ring.most_bytes(network.parts[part.name]))
+            self.store.require_space(network.ring.most_bytes(network.parts[part.name]))
             with self.store.writing():
                 await asyncio.to_thread(network.ring.receive, incoming, unpacked, network.parts[part.name])
                 unpacked.replace(checked)
         except PolyNeXtError as error:
-            tell("part refused", keys=keys.id, part=part.name)
-            raise Refusal(422, "wrong_part", sentence_without(error, incoming, part.name)) from error
+            log_event("part refused", keys=keys.id, part=part.name)
+            raise Refusal(422, "wrong_part", str(error).replace(incoming.name, part.name)) from error
         finally:
             unpacked.unlink(missing_ok=True)
             incoming.unlink(missing_ok=True)
 
-    def forget_keys(self, id: str, client: Client) -> None:
-        keys = self.find_keys(id, client)
-        self.store.forget_keys(keys.id)
+    def delete_keys(self, id: str, caller: Caller) -> None:
+        keys = self.find_keys(id, caller)
+        self.store.delete_keys(keys.id)
         self.workers.forget_keys(keys.id)
-        tell("keys deleted", keys=keys.id, client=client.name)
-        self.wake()
+        log_event("keys deleted", keys=keys.id, caller=caller.name)
+        self.notify()
 
     # Jobs
 
-    async def accept(self, id: str, offer: str, keys_id: str, body: AsyncIterator[bytes], client: Client) -> Job:
-        """A job that is on the disk and in the queue when this returns. The same one again is the job it was."""
-        network = self.networks.get(offer)
-        if network is None:
-            raise Refusal(404, "unknown_offer", f"there is no network {offer!r} here: see the list of offers.")
+    async def accept(self, id: str, name: str, keys_id: str, body: AsyncIterator[bytes], caller: Caller) -> Job:
+        """Save a job and put it into the queue. A job with the same id, content, network and keys is the same job."""
+        network = self.find_network(name)
         most = network.ring.most_bytes(CIPHERTEXT)
+        data = await self.read_ciphertext(body, most)
+        digest = hashlib.sha256(data).hexdigest()
+        known = self.store.job(id)
+        if known is not None:
+            if (known.digest, known.network, known.keys) != (digest, name, keys_id):
+                raise Refusal(409, "job_exists", "another job has this id: choose a random id for each job.")
+            return known
+        if self.stopping:
+            raise Refusal(503, "stopping", "the server is stopping: try again soon.", retry_after=5)
+        keys = self.find_keys(keys_id, caller)
+        if keys.client_spec != network.spec.fingerprint:
+            message = (
+                f"these keys were made for client spec {keys.client_spec}, and {name} has {network.spec.fingerprint}: "
+                "make keys for this network."
+            )
+            raise Refusal(409, "wrong_keys", message)
+        if not self.store.complete(keys):
+            raise Refusal(409, "keys_incomplete", "parts of these keys are missing: send them first.")
+        self.store.require_queue_slot(caller, network.spec.cost.seconds)
+        self.store.require_space(3 * most)
+        dialect = await self.save_request(id, network, data)
+        known = self.store.job(id)  # another request may have added it, or filled the queue, in the meantime
+        if known is None:
+            try:
+                self.store.require_queue_slot(caller, network.spec.cost.seconds)
+            except Refusal:
+                self.store.delete_job(id)
+                raise
+            known = self.store.add_job(id, name, keys, caller, digest, dialect)
+            log_event("job accepted", job=id, network=name, caller=caller.name, keys=keys.id)
+            self.notify()
+        return known
+
+    async def read_ciphertext(self, body: AsyncIterator[bytes], most: int) -> bytes:
         data = bytearray()
         async for piece in body:
             data += piece
             if len(data) > most:
-                raise Refusal(413, "too_large", f"the ciphertext is longer than {most} bytes, which is the most.")
+                raise Refusal(413, "too_large", f"the ciphertext is longer than {most} bytes, the limit.")
         self.metrics.received.inc(len(data))
-        digest = hashlib.sha256(data).hexdigest()
-        known = self.store.job(id)
-        if known is not None:
-            if (known.digest, known.offer, known.keys) != (digest, offer, keys_id):
-                raise Refusal(409, "job_exists", "there is another job of this name: choose a random one for each.")
-            return known
-        if self.stopping:
-            raise Refusal(503, "stopping", "the server is being stopped: try again soon.", retry_after=5)
-        keys = self.find_keys(keys_id, client)
-        if keys.offer != network.spec.fingerprint:
-            sentence = f"these keys were made for parameters {keys.offer}, and {offer} has {network.spec.fingerprint}."
-            raise Refusal(409, "keys_of_another_offer", f"{sentence[:-1]}: make keys for this offer.")
-        if not self.store.complete(keys):
-            raise Refusal(409, "keys_incomplete", "parts of these keys are missing: send them first.")
-        self.store.require_place(client, network.spec.cost.seconds)
-        self.store.require_room(3 * most)
-        dialect = await self.save_request(id, network, bytes(data))
-        known = self.store.job(id)  # somebody may have been faster, and others may have taken the last place
-        if known is None:
-            try:
-                self.store.require_place(client, network.spec.cost.seconds)
-            except Refusal:
-                self.store.forget_job(id)
-                raise
-            known = self.store.add_job(id, offer, keys, client, digest, dialect)
-            tell("job accepted", job=id, offer=offer, client=client.name, keys=keys.id)
-            self.wake()
-        return known
+        return bytes(data)
 
-    async def save_request(self, id: str, network: Network, data: bytes) -> str:
-        """Checks a ciphertext and puts it into its place; returns the dialect that it is in."""
+    async def save_request(self, id: str, network: ServedNetwork, data: bytes) -> str:
+        """Check a ciphertext and save it as the job's request; returns its dialect."""
         request = self.store.request(id)
         incoming, unpacked = (request.with_name(f"{os.urandom(4).hex()}.{kind}") for kind in ("incoming", "unpacked"))
         try:
@@ -236,130 +242,117 @@ class Service:
                 unpacked.replace(request)
                 return dialect
         except PolyNeXtError as error:
-            raise Refusal(422, "wrong_part", sentence_without(error, incoming, "the ciphertext")) from error
+            raise Refusal(422, "wrong_part", str(error).replace(incoming.name, "the ciphertext")) from error
         finally:
             incoming.unlink(missing_ok=True)
             unpacked.unlink(missing_ok=True)
             if self.store.job(id) is None and not request.exists() and request.parent.exists():
                 request.parent.rmdir()
 
-    def find_job(self, id: str, client: Client) -> Job:
+    def find_job(self, id: str, caller: Caller) -> Job:
         job = self.store.job(id)
-        if job is None or not self.may_see(job.client, client):
-            raise Refusal(404, "unknown_job", "there is no such job, or it was forgotten.")
+        if job is None or not may_access(job.caller, caller):
+            raise Refusal(404, "unknown_job", "there is no such job, or it was deleted.")
         return job
 
-    def describe_job(self, job: Job) -> dict[str, Any]:
-        queued = job.state == "queued"
-        seconds = self.networks[job.offer].spec.cost.seconds if job.offer in self.networks else 1.0
-        position = self.store.position(job) if queued else None
-        wait = None if position is None else round(seconds * (position + 1) / max(self.workers.slots, 1), 1)
-        return {
-            "id": job.id,
-            "offer": job.offer,
-            "keys": job.keys,
-            "state": job.state,
-            "position": position,
-            "progress": 1.0 if job.state == "done" else self.progress.get(job.id, 0.0),
-            "created": job.created,
-            "started": job.started,
-            "finished": job.finished,
-            "expires": None if job.finished is None else job.finished + self.settings.answer_seconds,
-            "attempts": job.attempts,
-            "error": job.error,
-            "answer_bytes": length(self.store.answer(job.id)) or None if job.state == "done" else None,
-            "retry_after": wait,
-        }
+    def describe_job(self, job: Job) -> JobState:
+        network = self.networks.get(job.network)
+        seconds = 1.0 if network is None else network.spec.cost.seconds
+        position = self.store.position(job) if job.state == "queued" else None
+        wait = None if position is None else seconds * (position + 1) / max(self.workers.slots, 1)
+        done = job.state == "done"
+        return JobState(
+            **asdict(job),
+            position=position,
+            progress=1.0 if done else self.progress.get(job.id, 0.0),
+            expires=None if job.finished is None else job.finished + self.settings.answer_seconds,
+            answer_bytes=file_size(self.store.answer(job.id)) or None if done else None,
+            retry_after=None if wait is None else round(wait, 1),
+        )
 
-    async def follow(self, id: str, client: Client) -> AsyncIterator[dict[str, Any] | None]:
-        """How a job stands, now and at every change until it ends; None now and then, to show that this is alive."""
+    async def follow(self, id: str) -> AsyncIterator[JobState | None]:
+        """The state of a job, now and at every change until it ends; None as a sign of life if nothing changes."""
         last = None
         while True:
             changed = self.changed
             job = self.store.job(id)
             if job is None:
                 return
-            described = self.describe_job(job)
-            if described != last:
-                yield (last := described)
+            state = self.describe_job(job)
+            if state != last:
+                yield (last := state)
             if job.state in ENDED:
                 return
             try:
-                async with asyncio.timeout(ALIVE_SECONDS):
+                async with asyncio.timeout(KEEPALIVE_SECONDS):
                     await changed.wait()
             except TimeoutError:
                 yield None
-            await asyncio.sleep(1 / MOST_EVENTS_A_SECOND)
+            await asyncio.sleep(1 / EVENTS_PER_SECOND)
 
-    def answer(self, id: str, client: Client) -> Path:
-        job = self.find_job(id, client)
+    def answer(self, id: str, caller: Caller) -> Path:
+        job = self.find_job(id, caller)
         if job.state == "failed":
             raise Refusal(410, "failed", f"the job failed: {job.error}")
         if job.state == "expired":
-            raise Refusal(410, "expired", "the answer was kept for a time and is gone: ask again.")
+            raise Refusal(410, "expired", "the answer has expired: submit a new job.")
         if job.state != "done":
             raise Refusal(409, "not_done", f"the job is {job.state}: wait for it.", retry_after=1)
         return self.store.answer(id)
 
-    def forget_job(self, id: str, client: Client) -> None:
-        job = self.find_job(id, client)
-        if job.id in self.at_work:
-            self.at_work[job.id].cancel()
-        self.store.forget_job(job.id)
-        tell("job deleted", job=job.id, state=job.state)
-        self.wake()
+    def delete_job(self, id: str, caller: Caller) -> None:
+        job = self.find_job(id, caller)
+        if job.id in self.running:
+            self.running[job.id].cancel()
+        self.store.delete_job(job.id)
+        log_event("job deleted", job=job.id, state=job.state)
+        self.notify()
 
     # Work
 
     async def dispatch(self) -> None:
-        """Starts jobs as long as there are workers for them."""
+        """Start jobs while workers are free."""
         while True:
             changed = self.changed
             try:
-                while len(self.at_work) < self.workers.slots and (job := self.store.start_next()) is not None:
-                    self.at_work[job.id] = asyncio.create_task(self.work(job))
-                    self.wake()
+                while len(self.running) < self.workers.slots and (job := self.store.start_next()) is not None:
+                    self.running[job.id] = asyncio.create_task(self.run(job))
+                    self.notify()
             except Refusal:
-                tell("no room to start a job", logging.ERROR)
-            with suppress(TimeoutError):  # workers may come and go without telling
+                log_event("disk full, cannot start a job", logging.ERROR)
+            with suppress(TimeoutError):  # workers may join or leave without a notification
                 async with asyncio.timeout(1):
                     await changed.wait()
 
-    async def work(self, job: Job) -> None:
+    async def run(self, job: Job) -> None:
         try:
             await self.attempt(job)
         except asyncio.CancelledError:
             self.store.put_back(job.id)
             raise
-        except Refusal:  # the disk is full: it is still down as running, and waits for the room to say so
-            tell("no room to end a job", logging.ERROR, job=job.id)
+        except Refusal:  # the disk is full, so the outcome cannot be saved: run the job again
+            log_event("disk full, cannot finish a job", logging.ERROR, job=job.id)
             await asyncio.sleep(1)
             self.store.put_back(job.id)
         except Exception:
             logger.exception("a job failed unexpectedly")
-            self.store.end(job.id, "failed", "the server made a mistake, and its operator can read which: ask again.")
+            self.store.end(job.id, "failed", INTERNAL_ERROR)
         finally:
-            self.at_work.pop(job.id, None)
+            self.running.pop(job.id, None)
             self.progress.pop(job.id, None)
-            self.wake()
+            self.notify()
 
     async def attempt(self, job: Job) -> None:
-        if job.offer not in self.networks:
-            self.finish(job, "failed", f"{job.offer} is not offered any more.")
+        if job.network not in self.networks:
+            self.finish(job, "failed", f"this service no longer has the network {job.network}.")
             return
-        assignment = Assignment(
-            job.offer,
-            job.keys,
-            self.store.keys / job.keys,
-            self.store.request(job.id),
-            self.store.answer(job.id),
-            job.dialect,
-        )
+        key_folder, request, answer = self.store.keys / job.keys, self.store.request(job.id), self.store.answer(job.id)
+        assignment = Assignment(job.network, job.keys, key_folder, request, answer, job.dialect)
         start = time.monotonic()
 
         def progress(share: float) -> None:
             self.progress[job.id] = round(share, 2)
-            self.wake()
+            self.notify()
 
         try:
             await self.workers.run(assignment, progress)
@@ -368,46 +361,45 @@ class Service:
         except WorkerDied as death:
             self.metrics.died.inc()
             if job.attempts >= self.settings.attempts:
-                self.finish(job, "failed", f"it was started {job.attempts} times and no worker survived it: ask again.")
+                self.finish(job, "failed", f"the worker died in each of {job.attempts} attempts: try again.")
                 return
-            tell("worker died, the job is done again", logging.WARNING, job=job.id, how=str(death))
+            log_event("worker died, job returns to the queue", logging.WARNING, job=job.id, reason=str(death))
             self.store.put_back(job.id)
         else:
-            self.metrics.seconds.labels(job.offer).observe(time.monotonic() - start)
+            self.metrics.seconds.labels(job.network).observe(time.monotonic() - start)
             self.finish(job, "done")
 
-    def finish(self, job: Job, state: Any, error: str | None = None) -> None:
+    def finish(self, job: Job, state: State, error: str | None = None) -> None:
         self.store.end(job.id, state, error)
-        self.metrics.jobs.labels(job.offer, state).inc()
-        tell("job ended", job=job.id, state=state, attempts=job.attempts, error=error)
+        self.metrics.jobs.labels(job.network, state).inc()
+        log_event("job ended", job=job.id, state=state, attempts=job.attempts, error=error)
 
-    async def keep_house(self) -> None:
+    async def clean_up(self) -> None:
         while True:
             try:
-                forgotten = self.store.expire()
-                if forgotten:
-                    tell("forgot", count=forgotten)
-                    self.wake()
+                if deleted := self.store.expire():
+                    log_event("expired keys and jobs deleted", count=deleted)
+                    self.notify()
             except Refusal:
-                tell("no room to forget", logging.ERROR)
-            await asyncio.sleep(min(HOUSEKEEPING_SECONDS, self.settings.answer_seconds))
+                log_event("disk full, cannot delete expired keys and jobs", logging.ERROR)
+            await asyncio.sleep(min(CLEANUP_SECONDS, self.settings.answer_seconds))
 
     def measure(self) -> Metrics:
-        """The counters, with how things stand now."""
+        """The metrics, with current values of the gauges."""
         ((keys, size),) = self.store.read("SELECT count(*), coalesce(sum(bytes), 0) FROM keys")
         self.metrics.queued.set(len(self.store.jobs_in("queued")))
-        self.metrics.running.set(len(self.at_work))
+        self.metrics.running.set(len(self.running))
         self.metrics.keys.set(keys)
         self.metrics.key_bytes.set(size)
         return self.metrics
 
 
-def is_address(name: str) -> bool:
-    """Clients without a token are named by their address, with a letter that no token's name begins with."""
-    return name.startswith("@")
+def may_access(owner: str, caller: Caller) -> bool:
+    """Without tokens, a caller is an address (`@...`), and everybody who knows a random id may use it."""
+    return owner == caller.name or (owner.startswith("@") and caller.name.startswith("@"))
 
 
-def length(path: Path) -> int:
+def file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -422,8 +414,3 @@ def file_digest(path: Path) -> str:
 def sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def sentence_without(error: PolyNeXtError, path: Path, name: str) -> str:
-    """A sentence about a file of ours, as one about what was sent."""
-    return str(error).replace(path.name, name)

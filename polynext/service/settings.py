@@ -1,8 +1,9 @@
-"""What a service may take, and who may ask it."""
+"""The limits of a service, and who may use it."""
 
 import hashlib
 import hmac
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,21 +14,21 @@ GIBIBYTE = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The bounds of a service. Times are seconds, sizes bytes.
+    """The limits of a service. Times are in seconds, sizes in bytes.
 
     Attributes:
-        queue: jobs that may wait.
-        jobs: open jobs of one client (a token, or an address where none are needed).
-        keys: key sets of one client.
-        workers: jobs that are worked on at a time.
-        attempts: how often a job is started before it is given up, if workers die of it.
-        key_memory: for evaluation keys that are loaded.
-        key_disk: for evaluation keys on disk.
-        free_disk: what is left free on the disk.
-        keys_seconds: how long keys are kept unused.
-        answer_seconds: how long an answer can be fetched.
+        queue: most jobs that may wait.
+        jobs: most open jobs of one caller (a token, or an address if the service needs no tokens).
+        keys: most key sets of one caller.
+        workers: jobs computed at the same time.
+        attempts: how many times a job is started before it fails, if its worker dies.
+        key_memory: memory for loaded evaluation keys.
+        key_disk: disk space for evaluation keys.
+        free_disk: disk space to leave free.
+        keys_seconds: how long unused keys are kept.
+        answer_seconds: how long an answer is kept.
         job_seconds: how long a job may run.
-        chunk_bytes: the longest piece of an upload.
+        chunk_bytes: most bytes in one request of an upload.
     """
 
     queue: int = 100
@@ -48,8 +49,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Client:
-    """Somebody who asks: a name, and how many open jobs and key sets they may have."""
+class Caller:
+    """Who sends a request, with limits on their open jobs and key sets."""
 
     name: str
     jobs: int
@@ -57,44 +58,35 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Token:
-    """Of a client only the hash of its token is kept in memory."""
-
-    client: Client
-    digest: bytes
-
-
-@dataclass(frozen=True)
 class Tokens:
-    """Who may ask. Nobody needs a token if there are none."""
+    """Callers by the SHA-256 of their token, which is not kept. Without any, everybody may use the service."""
 
-    tokens: tuple[Token, ...] = field(default=())
+    callers: Mapping[bytes, Caller] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path, settings: Settings) -> "Tokens":
-        """From a file with a table for each client: `[name]`, `token = "..."`, and `jobs` or `keys` if they differ."""
+        """Read a TOML file with one table per caller: `[name]`, `token = "..."`, and optionally `jobs` and `keys`."""
         try:
-            tables = tomllib.loads(path.read_text())
-            made = []
-            for name, table in tables.items():
+            callers = {}
+            for name, table in tomllib.loads(path.read_text()).items():
                 if not table.keys() <= {"token", "jobs", "keys"} or len(table["token"]) < 16:
-                    raise ValueError(f"[{name}] must have a token of at least 16 characters, and jobs or keys at most")
-                client = Client(name, int(table.get("jobs", settings.jobs)), int(table.get("keys", settings.keys)))
-                made.append(Token(client, digest(table["token"])))
+                    raise ValueError(f"[{name}] needs a token of at least 16 characters; only jobs and keys may follow")
+                caller = Caller(name, int(table.get("jobs", settings.jobs)), int(table.get("keys", settings.keys)))
+                callers[digest(table["token"])] = caller
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PolyNeXtError(
-                f"{path} is no file of tokens ({error}): write a [name] with a token for each client."
+                f"{path} is not a file of tokens ({error}): write a table [name] with a token for each client."
             ) from error
-        if not made:
-            raise PolyNeXtError(f"{path} holds no token: write a [name] with a token for each client.")
-        return cls(tuple(made))
+        if not callers:
+            raise PolyNeXtError(f"{path} has no tokens: write a table [name] with a token for each client.")
+        return cls(callers)
 
-    def client(self, given: str) -> Client | None:
-        """Whose token this is; takes as long for a wrong one as for a right one."""
+    def caller(self, given: str) -> Caller | None:
+        """Whose token this is. Comparing takes the same time for every token."""
         found = None
-        for token in self.tokens:
-            if hmac.compare_digest(token.digest, digest(given)):
-                found = token.client
+        for known, caller in self.callers.items():
+            if hmac.compare_digest(known, digest(given)):
+                found = caller
         return found
 
 

@@ -1,13 +1,13 @@
-"""All that a service remembers: keys and jobs, in a folder with an SQLite file. What is in it survives a restart.
+"""Keys and jobs of a service, in a folder with an SQLite database. They survive a restart.
 
-    store.sqlite              who announced which keys, and how every job stands
-    keys/ID/PART              a part of evaluation keys, checked
-    keys/ID/PART.incoming     one that is still being sent; its length is how much has arrived
+    store.sqlite              key sets and jobs
+    keys/ID/PART              a checked part of evaluation keys
+    keys/ID/PART.incoming     the bytes of a part that have arrived so far
     jobs/ID/request, answer   ciphertexts
 
-Jobs are started in the order of their `turn`. The next job with the same keys gets the turn after the last one, and
-nobody's turn lies before that of the last job started: whoever sends a hundred jobs waits for the one job of somebody
-else in between.
+Jobs start in the order of their `turn`. A job's turn is one after the last turn of the same keys, but not before the
+turn of the last started job. Jobs of different clients therefore alternate: a single job does not wait for a hundred
+jobs of another client.
 """
 
 import errno
@@ -17,60 +17,65 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from polynext.files import alone_in
+from polynext.errors import PolyNeXtError
+from polynext.files import lock_folder
 from polynext.service.refusal import Refusal, disk_full
-from polynext.service.settings import Client, Settings
+from polynext.service.schemas import Manifest, ManifestPart
+from polynext.service.settings import Caller, Settings
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 State = Literal["queued", "running", "done", "failed", "expired"]
-OPEN, ENDED = ("queued", "running"), ("done", "failed", "expired")
+ENDED = ("done", "failed", "expired")
 
-SCHEMA = """
+SCHEMA_VERSION = 1
+
+SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS keys (
-    id TEXT PRIMARY KEY, offer TEXT NOT NULL, client TEXT NOT NULL, parts TEXT NOT NULL, bytes INTEGER NOT NULL,
+    id TEXT PRIMARY KEY, client_spec TEXT NOT NULL, caller TEXT NOT NULL, parts TEXT NOT NULL, bytes INTEGER NOT NULL,
     created REAL NOT NULL, used REAL NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS jobs (
-    id TEXT PRIMARY KEY, offer TEXT NOT NULL, keys TEXT NOT NULL, client TEXT NOT NULL, digest TEXT NOT NULL,
+    id TEXT PRIMARY KEY, network TEXT NOT NULL, keys TEXT NOT NULL, caller TEXT NOT NULL, digest TEXT NOT NULL,
     dialect TEXT NOT NULL, turn INTEGER NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, started REAL,
     finished REAL, attempts INTEGER NOT NULL DEFAULT 0, error TEXT) STRICT;
 CREATE INDEX IF NOT EXISTS jobs_by_turn ON jobs (state, turn, created);
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+# Version 0 is a store from before the schema had a version. It used other column names.
+MIGRATION = """
+BEGIN;
+ALTER TABLE keys RENAME COLUMN offer TO client_spec;
+ALTER TABLE keys RENAME COLUMN client TO caller;
+ALTER TABLE jobs RENAME COLUMN offer TO network;
+ALTER TABLE jobs RENAME COLUMN client TO caller;
+COMMIT;
 """
 
 
 @dataclass(frozen=True)
-class PartInfo:
-    """A part as it was announced."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
 class KeySet:
-    """Evaluation keys that somebody announced."""
+    """Announced evaluation keys. `client_spec` is the fingerprint that they were made for."""
 
     id: str
-    offer: str
-    client: str
-    parts: tuple[PartInfo, ...]
+    client_spec: str
+    caller: str
+    parts: list[ManifestPart]
     used: float
 
 
 @dataclass(frozen=True)
 class Job:
-    """A ciphertext to be answered, and how that stands."""
+    """A ciphertext to compute on, and the state of that."""
 
     id: str
-    offer: str
+    network: str
     keys: str
-    client: str
+    caller: str
     digest: str
     dialect: str
     turn: int
@@ -86,7 +91,7 @@ COLUMNS = ", ".join(field.name for field in fields(Job))
 
 
 class Store:
-    """Keys and jobs in a folder, for one process at a time, which a lock ensures."""
+    """Keys and jobs in a folder. A lock ensures that only one process uses it."""
 
     def __init__(self, folder: Path, settings: Settings):
         self.folder, self.settings = folder, settings
@@ -94,26 +99,38 @@ class Store:
         self.keys, self.jobs = folder / "keys", folder / "jobs"
         for place in (self.keys, self.jobs):
             place.mkdir(mode=0o700, exist_ok=True)
-        self.alone = ExitStack()
-        self.alone.enter_context(
-            alone_in(folder, f"another service works in {folder}: stop it, or choose another `data`.")
-        )
+        self.lock = ExitStack()
+        message = f"another service uses {folder}: stop it, or choose another `data` folder."
+        self.lock.enter_context(lock_folder(folder, message))
         self.database = sqlite3.connect(folder / "store.sqlite", isolation_level=None, check_same_thread=False)
         self.database.execute("PRAGMA journal_mode = WAL")
-        self.database.execute("PRAGMA synchronous = FULL")  # an accepted job is on the disk before its client hears so
-        self.database.executescript(SCHEMA)
+        self.database.execute("PRAGMA synchronous = FULL")  # an accepted job is on disk
+        self.update_schema()
         self.recover()
+
+    def update_schema(self) -> None:
+        """Create the tables, or rename the columns of an older version."""
+        ((version,),) = self.read("PRAGMA user_version")
+        if version > SCHEMA_VERSION:
+            self.close()
+            raise PolyNeXtError(
+                f"{self.folder} was written by a newer version of polynext: install that version, or choose another "
+                "`data` folder."
+            )
+        if version == 0 and self.read("SELECT name FROM sqlite_master WHERE name = 'jobs'"):
+            self.database.executescript(MIGRATION)
+        self.database.executescript(SCHEMA)
 
     def close(self) -> None:
         self.database.close()
-        self.alone.close()
+        self.lock.close()
 
     def recover(self) -> None:
-        """After a restart: what was running waits again, and files that nobody knows of are removed."""
+        """After a restart, put running jobs back into the queue and remove unknown files."""
         self.write("UPDATE jobs SET state = 'queued', started = NULL WHERE state = 'running'")
         for job in self.jobs_in("queued"):
             if not self.request(job.id).is_file():
-                self.end(job.id, "failed", "the server lost the request: send it again.")
+                self.end(job.id, "failed", "the server lost the request: submit a new job.")
         known = {id for (id,) in self.read("SELECT id FROM jobs UNION SELECT id FROM keys")}
         for folder in [*self.keys.iterdir(), *self.jobs.iterdir()]:
             if folder.name not in known:
@@ -121,11 +138,11 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """What fails for want of room is a refusal, and changes nothing."""
+        """Turn errors of a full disk into a refusal."""
         try:
             yield
         except OSError as error:
-            if error.errno in NO_ROOM:
+            if error.errno in NO_SPACE:
                 raise disk_full() from error
             raise
         except sqlite3.OperationalError as error:
@@ -140,46 +157,48 @@ class Store:
         with self.writing():
             return self.database.execute(query, values).rowcount
 
-    def require_room(self, count: int) -> None:
+    def require_space(self, count: int) -> None:
         if shutil.disk_usage(self.folder).free < count + self.settings.free_disk:
             raise disk_full()
 
     # Keys
 
-    def announce_keys(self, offer: str, client: Client, parts: Iterable[PartInfo]) -> tuple[KeySet, bool]:
-        """The key set of these parts, and whether it is new."""
-        parts = tuple(parts)
+    def announce_keys(self, manifest: Manifest, caller: Caller) -> tuple[KeySet, bool]:
+        """The key set of a manifest, and whether it is new."""
+        client_spec, parts = manifest.client_spec, manifest.parts
         text = json.dumps([[part.name, part.bytes, part.sha256] for part in parts])
-        id = hashlib.sha256(f"{offer} {text}".encode()).hexdigest()[:32]
+        id = hashlib.sha256(f"{client_spec} {text}".encode()).hexdigest()[:32]
         known = self.key_set(id)
         if known is not None:
-            if known.client != client.name:
-                id = hashlib.sha256(f"{client.name} {id}".encode()).hexdigest()[:32]
+            if known.caller != caller.name:
+                id = hashlib.sha256(f"{caller.name} {id}".encode()).hexdigest()[:32]
                 known = self.key_set(id)
             if known is not None:
                 return known, False
-        ((mine,),) = self.read("SELECT count(*) FROM keys WHERE client = ?", client.name)
-        if mine >= client.keys:
+        ((mine,),) = self.read("SELECT count(*) FROM keys WHERE caller = ?", caller.name)
+        if mine >= caller.keys:
             raise Refusal(
                 429,
                 "too_many_keys",
-                f"you have {mine} of {client.keys} sets of keys that you may have here: delete one, or use one again.",
+                f"you have {mine} of at most {caller.keys} key sets on this server: delete one, or use one of them.",
                 retry_after=60,
             )
         size = sum(part.bytes for part in parts)
         ((held,),) = self.read("SELECT coalesce(sum(bytes), 0) FROM keys")
         if held + size > self.settings.key_disk:
             raise disk_full()
-        self.require_room(size)
+        self.require_space(size)
         now = time.time()
         with self.writing():
             (self.keys / id).mkdir(mode=0o700, exist_ok=True)
-        self.write("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)", id, offer, client.name, text, size, now, now)
-        return KeySet(id, offer, client.name, parts, now), True
+        self.write("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)", id, client_spec, caller.name, text, size, now, now)
+        return KeySet(id, client_spec, caller.name, parts, now), True
 
     def key_set(self, id: str) -> KeySet | None:
-        for offer, client, parts, used in self.read("SELECT offer, client, parts, used FROM keys WHERE id = ?", id):
-            return KeySet(id, offer, client, tuple(PartInfo(*part) for part in json.loads(parts)), used)
+        rows = self.read("SELECT client_spec, caller, parts, used FROM keys WHERE id = ?", id)
+        for client_spec, caller, text, used in rows:
+            parts = [ManifestPart(name=name, bytes=size, sha256=sha256) for name, size, sha256 in json.loads(text)]
+            return KeySet(id, client_spec, caller, parts, used)
         return None
 
     def part(self, keys: str, name: str) -> Path:
@@ -191,11 +210,11 @@ class Store:
     def complete(self, keys: KeySet) -> bool:
         return all(self.part(keys.id, part.name).is_file() for part in keys.parts)
 
-    def forget_keys(self, id: str) -> None:
-        """Removes them; jobs that still wait for them fail."""
+    def delete_keys(self, id: str) -> None:
+        """Delete keys. Queued jobs that use them fail."""
         for job in self.jobs_in("queued"):
             if job.keys == id:
-                self.end(job.id, "failed", "its keys were deleted before it was answered.")
+                self.end(job.id, "failed", "its keys were deleted before it ran.")
         self.write("DELETE FROM keys WHERE id = ?", id)
         shutil.rmtree(self.keys / id, ignore_errors=True)
 
@@ -213,33 +232,33 @@ class Store:
         return None
 
     def jobs_in(self, *states: State) -> list[Job]:
-        """In the order in which they are started."""
+        """Jobs in the order in which they start."""
         marks = ", ".join("?" * len(states))
         rows = self.read(f"SELECT {COLUMNS} FROM jobs WHERE state IN ({marks}) ORDER BY turn, created", *states)
         return [Job(*row) for row in rows]
 
-    def require_place(self, client: Client, seconds: float) -> None:
-        """Refuses a job for which there is no place. `seconds` is what one usually takes."""
+    def require_queue_slot(self, caller: Caller, seconds: float) -> None:
+        """Refuse a job beyond the limits. `seconds` is the expected time of a job."""
         ((waiting,),) = self.read("SELECT count(*) FROM jobs WHERE state = 'queued'")
         retry = max(1.0, round(seconds * waiting / self.settings.workers / 2))
         if waiting >= self.settings.queue:
-            raise Refusal(429, "queue_full", f"{waiting} jobs are waiting: try again in {retry:.0f} s.", retry)
+            raise Refusal(429, "queue_full", f"{waiting} jobs are in the queue: try again in {retry:.0f} s.", retry)
         ((mine,),) = self.read(
-            "SELECT count(*) FROM jobs WHERE client = ? AND state IN ('queued', 'running')", client.name
+            "SELECT count(*) FROM jobs WHERE caller = ? AND state IN ('queued', 'running')", caller.name
         )
-        if mine >= client.jobs:
-            sentence = f"{mine} of your jobs are open, and {client.jobs} are allowed: try again in {retry:.0f} s."
-            raise Refusal(429, "too_many_jobs", sentence, retry)
+        if mine >= caller.jobs:
+            message = f"you have {mine} open jobs, and the limit is {caller.jobs}: try again in {retry:.0f} s."
+            raise Refusal(429, "too_many_jobs", message, retry)
 
-    def add_job(self, id: str, offer: str, keys: KeySet, client: Client, digest: str, dialect: str) -> Job:
-        """A job whose request is in its place already."""
-        ((now_serving,),) = self.read("SELECT coalesce(max(turn), 0) FROM jobs WHERE state != 'queued'")
+    def add_job(self, id: str, network: str, keys: KeySet, caller: Caller, digest: str, dialect: str) -> Job:
+        """Add a job whose request is already saved."""
+        ((last_started,),) = self.read("SELECT coalesce(max(turn), 0) FROM jobs WHERE state != 'queued'")
         ((last,),) = self.read("SELECT coalesce(max(turn), 0) FROM jobs WHERE keys = ?", keys.id)
-        turn, now = max(now_serving, last + 1), time.time()
+        turn, now = max(last_started, last + 1), time.time()
         self.write(
-            "INSERT INTO jobs (id, offer, keys, client, digest, dialect, turn, state, created) "
+            "INSERT INTO jobs (id, network, keys, caller, digest, dialect, turn, state, created) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
-            *(id, offer, keys.id, client.name, digest, dialect, turn, now),
+            *(id, network, keys.id, caller.name, digest, dialect, turn, now),
         )
         self.write("UPDATE keys SET used = ? WHERE id = ?", now, keys.id)
         job = self.job(id)
@@ -247,14 +266,14 @@ class Store:
         return job
 
     def position(self, job: Job) -> int:
-        """How many jobs are started before this one."""
+        """The number of queued jobs before this one."""
         ((before,),) = self.read(
             "SELECT count(*) FROM jobs WHERE state = 'queued' AND (turn, created) < (?, ?)", job.turn, job.created
         )
         return before
 
     def start_next(self) -> Job | None:
-        """Takes the next job out of the queue."""
+        """Take the next job from the queue."""
         for (id,) in self.read("SELECT id FROM jobs WHERE state = 'queued' ORDER BY turn, created LIMIT 1"):
             self.write(
                 "UPDATE jobs SET state = 'running', started = ?, attempts = attempts + 1 WHERE id = ?", time.time(), id
@@ -263,20 +282,20 @@ class Store:
         return None
 
     def put_back(self, id: str) -> None:
-        """Back to its old place in the queue, which is the first."""
+        """Return a job to its old place in the queue, the first."""
         self.write("UPDATE jobs SET state = 'queued', started = NULL WHERE id = ? AND state = 'running'", id)
 
     def end(self, id: str, state: State, error: str | None = None) -> None:
-        """The request is of no use any more; the answer stays."""
+        """Save the outcome and delete the request."""
         self.write("UPDATE jobs SET state = ?, finished = ?, error = ? WHERE id = ?", state, time.time(), error, id)
         self.request(id).unlink(missing_ok=True)
 
-    def forget_job(self, id: str) -> None:
+    def delete_job(self, id: str) -> None:
         self.write("DELETE FROM jobs WHERE id = ?", id)
         shutil.rmtree(self.jobs / id, ignore_errors=True)
 
     def expire(self) -> int:
-        """Forgets what nobody came back for: answers, later the jobs themselves, and unused keys. Returns how many."""
+        """Delete old answers, later their jobs, and unused keys. Returns how many were deleted."""
         now = time.time()
         old = now - self.settings.answer_seconds
         answered = self.read("SELECT id FROM jobs WHERE state = 'done' AND finished < ?", old)
@@ -288,19 +307,19 @@ class Store:
             now - 2 * self.settings.answer_seconds,
         )
         for (id,) in gone:
-            self.forget_job(id)
+            self.delete_job(id)
         unused = self.read(
             "SELECT id FROM keys WHERE used < ? AND id NOT IN "
             "(SELECT keys FROM jobs WHERE state IN ('queued', 'running'))",
             now - self.settings.keys_seconds,
         )
         for (id,) in unused:
-            self.forget_keys(id)
+            self.delete_keys(id)
         return len(answered) + len(gone) + len(unused)
 
 
 def save_durably(path: Path, data: bytes) -> None:
-    """On the disk, and not just on its way there, when this returns."""
+    """Write a file and wait until it is on disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -1,4 +1,4 @@
-"""Who does the computing: an answerer process on this machine. `cluster.py` has answerers on several."""
+"""Workers compute jobs: here in an inference process on this machine, in `cluster.py` on several machines."""
 
 import asyncio
 import itertools
@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from polynext.errors import PolyNeXtError
-from polynext.service import answering
-from polynext.service.answering import Assignment
+from polynext.service import inference
+from polynext.service.inference import Assignment
 from polynext.service.settings import Settings
 
-Progress = Callable[[float], None]
+ReportProgress = Callable[[float], None]
 
 
-class WorkerDied(Exception):  # noqa: N818  (nobody's error: the job is done again)
-    """Whoever worked on a job is gone, and the job is as it was."""
+class WorkerDied(Exception):  # noqa: N818  (not an error of the job, which runs again)
+    """The worker of a job died. The job can run again."""
 
 
 class Workers(ABC):
-    """Answers ciphertexts, several at a time."""
+    """Computes jobs, several at a time."""
 
     @property
     @abstractmethod
     def slots(self) -> int:
-        """How many at a time."""
+        """The number of jobs at a time."""
 
     @property
     @abstractmethod
@@ -40,22 +40,22 @@ class Workers(ABC):
     async def stop(self) -> None: ...
 
     @abstractmethod
-    async def run(self, assignment: Assignment, progress: Progress) -> None:
-        """Returns when the answer is in its place. Raises PolyNeXtError if there can be none, else WorkerDied."""
+    async def run(self, assignment: Assignment, progress: ReportProgress) -> None:
+        """Write the answer's file. Raises PolyNeXtError if the job fails and WorkerDied if it can run again."""
 
     @abstractmethod
     def forget_keys(self, keys: str) -> None: ...
 
 
 class LocalWorkers(Workers):
-    """An answerer on this machine, started again whenever it dies."""
+    """An inference process on this machine, which restarts when it dies."""
 
     def __init__(self, networks: Mapping[str, Path], settings: Settings):
         self.networks, self.settings = dict(networks), settings
         self.numbers = itertools.count()
-        self.waiting: dict[int, tuple[asyncio.Future[None], Progress]] = {}
+        self.waiting: dict[int, tuple[asyncio.Future[None], ReportProgress]] = {}
         self.up = asyncio.Event()
-        self.trouble: str | None = None
+        self.failure: str | None = None
         self.process: Any = None
         self.control: Connection | None = None
         self.restarts = 0
@@ -69,39 +69,40 @@ class LocalWorkers(Workers):
         return self.up.is_set()
 
     async def start(self) -> None:
-        """Returns when the weights are encoded; raises if a folder cannot be used."""
+        """Wait until the weights are encoded. Raises PolyNeXtError if a folder cannot be used."""
+        inference.fork_context()  # raises where processes cannot fork
         self.launch()
-        while not self.up.is_set() and self.trouble is None:
+        while not self.up.is_set() and self.failure is None:
             await asyncio.sleep(0.02)
-        if self.trouble is not None:
-            raise PolyNeXtError(self.trouble)
+        if self.failure is not None:
+            raise PolyNeXtError(self.failure)
 
     def launch(self) -> None:
-        if self.trouble is not None:
+        if self.failure is not None:
             return
         spawn = multiprocessing.get_context("spawn")  # a fork would copy this process's threads and sockets
         ours, theirs = spawn.Pipe()
         given = (theirs, self.networks, self.settings.key_memory, self.settings.job_seconds)
-        self.process = spawn.Process(target=answering.main, args=given, name="polynext-answerer")
+        self.process = spawn.Process(target=inference.main, args=given, name="polynext-inference")
         self.process.start()
         theirs.close()
         self.control = ours
-        asyncio.get_running_loop().add_reader(ours.fileno(), self.hear)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self.receive)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         assert self.control is not None
         try:
             while self.control.poll():
-                self.understand(self.control.recv())
+                self.handle(self.control.recv())
         except (EOFError, OSError):
-            self.lost()
+            self.restart()
 
-    def understand(self, message: tuple[Any, ...]) -> None:
+    def handle(self, message: tuple[Any, ...]) -> None:
         if message[0] == "ready":
             self.up.set()
             return
         if message[0] == "unusable":
-            self.trouble = message[1]
+            self.failure = message[1]
             return
         number, what, *rest = message
         future, progress = self.waiting.get(number, (None, None))
@@ -111,18 +112,18 @@ class LocalWorkers(Workers):
             progress(*rest)
         elif what == "done":
             future.set_result(None)
-        elif what in ("refused", "failed"):
+        elif what == "failed":
             future.set_exception(PolyNeXtError(*rest))
         else:
             future.set_exception(WorkerDied(*rest))
 
-    def lost(self) -> None:
-        """The answerer is gone, and with it what it was working on."""
+    def restart(self) -> None:
+        """The inference process died: its jobs are lost, and a new one starts after a pause."""
         self.disconnect()
         for future, _ in list(self.waiting.values()):
             if not future.done():
-                future.set_exception(WorkerDied("the answerer"))
-        if self.trouble is None:
+                future.set_exception(WorkerDied("the inference process"))
+        if self.failure is None:
             self.restarts += 1
             asyncio.get_running_loop().call_later(min(0.1 * 2 ** min(self.restarts, 8), 20), self.launch)
 
@@ -134,35 +135,35 @@ class LocalWorkers(Workers):
             self.control = None
 
     async def stop(self) -> None:
-        self.trouble = "the service has stopped"
-        self.disconnect()  # ends the answerer
+        self.failure = "the service has stopped"
+        self.disconnect()  # ends the inference process
         if self.process is not None:
             await asyncio.to_thread(self.process.join, 5)
             if self.process.is_alive():
                 self.process.kill()
                 await asyncio.to_thread(self.process.join)
 
-    async def run(self, assignment: Assignment, progress: Progress) -> None:
+    async def run(self, assignment: Assignment, progress: ReportProgress) -> None:
         await self.up.wait()
         number = next(self.numbers)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiting[number] = future, progress
         try:
-            self.tell("run", number, assignment)
+            self.send("run", number, assignment)
             await future
             self.restarts = 0
         except asyncio.CancelledError:
-            self.tell("stop", number)
+            self.send("stop", number)
             raise
         finally:
             del self.waiting[number]
 
     def forget_keys(self, keys: str) -> None:
-        self.tell("forget", keys)
+        self.send("forget", keys)
 
-    def tell(self, *message: Any) -> None:
+    def send(self, *message: Any) -> None:
         try:
             if self.control is not None:
                 self.control.send(message)
         except OSError:
-            pass  # `hear` notices that the answerer is gone
+            pass  # `receive` notices that the process died

@@ -1,43 +1,54 @@
 """Training.
 
-`config.py` says what a run is, `loop.py` runs it, `classification.py` is what it learns, `folder.py` what it leaves.
-
+`polynext.config` defines a run, `loop.py` runs it, `classification.py` is its task, `folder.py` its files.
 """
+
+import warnings
+from typing import Any
 
 from polynext.extras import require
 
 require("train")
 
-from polynext.training.classification import Classification, build_model, train
-from polynext.training.config import (
+from polynext.config import (
     EmaConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
+    build_model,
     from_yaml,
     to_yaml,
 )
+from polynext.training.classification import Classification, train
+from polynext.training.dry_run import DryRunReport, dry_run
 from polynext.training.loop import DivergedError, Task, TrainingLoop, run
-from polynext.training.rehearsal import Rehearsal, rehearse
 from polynext.training.stopping import Interrupted
 
 __all__ = [
     "Classification",
     "DivergedError",
+    "DryRunReport",
     "EmaConfig",
     "Interrupted",
     "ModelConfig",
     "OptimizerConfig",
-    "Rehearsal",
     "ScheduleConfig",
     "Task",
     "TrainConfig",
     "TrainingLoop",
     "build_model",
+    "dry_run",
     "from_yaml",
-    "rehearse",
     "run",
     "to_yaml",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    renamed: dict[str, Any] = {"rehearse": dry_run, "Rehearsal": DryRunReport}
+    if name not in renamed:
+        raise AttributeError(f"module 'polynext.training' has no attribute {name!r}")
+    warnings.warn(f"{name} is now {renamed[name].__name__}.", DeprecationWarning, stacklevel=2)
+    return renamed[name]

@@ -1,54 +1,49 @@
 """Training a classifier."""
 
 import json
-import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
 
-from polynext.acceleration import save_memory
-from polynext.acceleration.dropout import RisingDropout
+from polynext.config import TrainConfig, build_model, to_yaml
+from polynext.config.network import check_regularisation, head_dropouts
 from polynext.data import evaluation_batches, load_examples, training_transform
 from polynext.data.loader import Labelled, Prepared, of_images, seed_everything
 from polynext.data.sets import find_data_set
 from polynext.distributed import Processes
-from polynext.errors import PolyNeXtError
-from polynext.models import create_model, create_variant, is_polynext, read_weights
-from polynext.models.published import check_same_entries, some
-from polynext.nn import freeze_statistics
-from polynext.training.accuracy import measure_accuracy
-from polynext.training.config import TrainConfig, to_yaml
+from polynext.errors import PolyNeXtError, preview
+from polynext.training.conditioning import spread_of_singular_values
 from polynext.training.folder import RunFolder
 from polynext.training.loop import Forward, Task, run
 from polynext.training.optimizer import build_optimizer
-from polynext.training.regularisation import head_dropouts, spread_of_singular_values
 from polynext.training.report import draw_lines
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
 
 
 class Classification(Task):
-    """A classifier, epoch after epoch."""
+    """A classifier, trained by epochs."""
 
     command, score = "polynext train", "test_accuracy"
 
     def __init__(self, config: TrainConfig, group: Processes):
         config.check()
+        check_regularisation(config.model)
         self.config, self.group = config, group
         self.train_examples = load_examples(config.data, "train")
         self.test_examples = load_examples(config.data, "test")
         self.classes, tested = self.train_examples.classes, self.test_examples.classes
-        if tested != self.classes[: len(tested)]:  # a label would mean one thing in training and another in testing
+        if tested != self.classes[: len(tested)]:  # a label must mean the same class in both
             raise PolyNeXtError(
-                f"{config.data.name} has {len(self.classes)} classes for training ({some(self.classes, 3)}) and others "
-                f"for testing ({some(tested, 3)}): they must be the same."
+                f"{config.data.name} has {len(self.classes)} classes for training ({preview(self.classes, 3)}) and "
+                f"others for testing ({preview(tested, 3)}): give data with the same classes."
             )
         self.transform = of_images(training_transform(config.data.preprocessing, config.augment))
         self.mixup = build_mixup(config, len(self.classes))
@@ -60,7 +55,7 @@ class Classification(Task):
         self.model = self.build_model().to(group.device)
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = build_optimizer(self.model, config.optimizer)
-        self.clip_grad = 0.0 if config.optimizer.name == "lamb" else config.optimizer.clip_grad  # LAMB limits its own
+        self.clip_grad = 0.0 if config.optimizer.name == "lamb" else config.optimizer.clip_grad  # LAMB clips by itself
 
     def build_model(self) -> nn.Module:
         model = build_model(self.config, len(self.classes))
@@ -81,15 +76,15 @@ class Classification(Task):
         if self.mixup is not None:
             images, targets = self.mixup(images, labels)
         logits = forward(images)
-        right = (logits.argmax(dim=1) == labels).sum().item()
+        correct = (logits.argmax(dim=1) == labels).sum().item()
         loss = cross_entropy(logits, targets, self.config)
         if self.config.model.conditioning:
             loss = loss + self.config.model.conditioning * spread_of_singular_values(self.model)
-        return loss, {"right": right, "images": len(labels)}
+        return loss, {"right": correct, "images": len(labels)}
 
     def record(self, step: int, counts: dict[str, float]) -> dict[str, Any]:
-        right, images = counts["right"], counts["images"]
-        return {"epoch": step // self.round_steps - 1, "train_accuracy": 100 * right / images}
+        correct, images = counts["right"], counts["images"]
+        return {"epoch": step // self.round_steps - 1, "train_accuracy": 100 * correct / images}
 
     def evaluates(self, step: int) -> bool:
         return step // self.round_steps % self.config.evaluate_every == 0
@@ -110,13 +105,13 @@ class Classification(Task):
         name, expected = self.config.data.name, find_data_set(self.config.data.name).classes
         problems = []
         if expected is not None and len(self.classes) != expected:
-            problems.append(f"{name} has {expected} classes and {len(self.classes)} are here: check its folders.")
+            problems.append(f"{name} has {expected} classes and {len(self.classes)} were found: check its folders.")
         if len(self.test_examples.classes) < len(self.classes):
             problems.append(f"{name} has test images of {len(self.test_examples.classes)} classes only.")
         counts = np.bincount(self.train_examples.labels, minlength=len(self.classes))
         if not counts.all():
             empty = [self.classes[i] for i in np.flatnonzero(counts == 0)]
-            problems.append(f"{name} has no training images of {some(empty)}: check its folders.")
+            problems.append(f"{name} has no training images of {preview(empty)}: check its folders.")
         return problems
 
     def sample_evaluation(self, images: int) -> int:
@@ -130,20 +125,20 @@ class Classification(Task):
         if config.schedule.warmup_epochs:
             found["end of warmup"] = config.schedule.warmup_epochs * self.round_steps
         if config.ema.decay:
-            found["averaging begins"] = self.average_from
+            found["start of averaging"] = self.average_from
         return found | {"last epoch": self.steps - self.round_steps}
 
     def description(self) -> dict[str, str]:
         anywhere = replace(self.config, data=replace(self.config.data, root=None))
         return {"model": self.config.model.name, "classes": json.dumps(self.classes), "config": to_yaml(anywhere)}
 
-    def where(self, step: int) -> str:
+    def position(self, step: int) -> str:
         return f"epoch {step // self.round_steps + 1}/{self.config.epochs}"
 
     def figure(self, score: float) -> str:
         return f"test accuracy {score:.2f}%"
 
-    def sentence(self, record: dict[str, Any]) -> str:
+    def summary(self, record: dict[str, Any]) -> str:
         line = f"epoch {record['epoch'] + 1}/{self.config.epochs}: loss {record['train_loss']:.4f}"
         for name, key in (("train", "train_accuracy"), ("test", "test_accuracy"), ("averaged", "ema_test_accuracy")):
             line += f", {name} {record[key]:.2f}%" if key in record else ""
@@ -151,7 +146,7 @@ class Classification(Task):
 
     def draw_curves(self, folder: RunFolder) -> None:
         accuracies = {
-            "train (varied images)": "train_accuracy",
+            "train (augmented)": "train_accuracy",
             "test": "test_accuracy",
             "test, averaged weights": "ema_test_accuracy",
         }
@@ -165,65 +160,42 @@ class Classification(Task):
 
 
 def train(config: TrainConfig, out: Path, resume: bool = False, profile: bool = False, quiet: bool = False) -> Path:
-    """Trains a classifier and returns its folder. With `resume` it goes on from the folder's newest state."""
+    """Trains a classifier and returns its folder. With `resume` it continues from the newest state in the folder."""
     return run(partial(Classification, config), config, out, resume, profile, quiet)
 
 
-def build_model(config: TrainConfig, classes: int, device: str | None = None) -> nn.Module:
-    """The network; `device="meta"` to count only."""
-    preprocessing, chosen = config.data.preprocessing, config.model
-    options: dict[str, Any] = {"drop_path_rate": chosen.drop_path} if chosen.drop_path else {}
-    published = timm.get_pretrained_cfg(chosen.name)
-    if is_polynext(chosen.name) or (published is not None and published.fixed_input_size):
-        options["img_size"] = preprocessing.size
-    if chosen.pretrained and device != "meta":
-        options["pretrained"] = True
-    model = (partial(create_variant, variant=chosen.variant) if chosen.variant else create_model)(
-        chosen.name,
-        num_classes=classes,
-        in_chans=preprocessing.channels,
-        drop_rate=chosen.dropout,
-        device=device,
-        **options,
-    )
-    if config.model.initial_weights is not None and device != "meta":
-        load_initial_weights(model, config.model.initial_weights)
-    save_memory(model, chosen.memory)
-    if chosen.frozen_statistics:
-        freeze_statistics(model)
-    if chosen.dropout and chosen.dropout_rises:
-        let_dropout_rise(model)
-    return model
+@torch.inference_mode()
+def measure_accuracy(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], group: Processes
+) -> tuple[float, float]:
+    """Top-1 accuracy in percent and mean cross-entropy, over the images of all processes."""
+    model.eval()
+    correct = loss = count = 0.0
+    for images, labels in batches:
+        images, labels = images.to(group.device), labels.to(group.device)
+        logits = model(images).float()
+        correct += (logits.argmax(dim=1) == labels).sum().item()
+        loss += F.cross_entropy(logits, labels, reduction="sum").item()
+        count += len(labels)
+    correct, loss, count = group.total(correct, loss, count)
+    return 100 * correct / count, loss / count
 
 
 def require_fitting_images(model: nn.Module, config: TrainConfig) -> None:
-    """That the network takes images of this size: some halve theirs more often than a small one can be."""
+    """Raises if the network cannot process images of this size, such as too small ones."""
     preprocessing = config.data.preprocessing
     try:
         with torch.no_grad():
             model.eval()(torch.zeros(1, *preprocessing.input_size))
     except (RuntimeError, AssertionError) as error:
         raise PolyNeXtError(
-            f"{config.model.name} cannot take images of {preprocessing.size} pixels ({str(error).splitlines()[0]}): "
+            f"{config.model.name} cannot process images of {preprocessing.size} pixels ({str(error).splitlines()[0]}): "
             "give a larger `data.preprocessing.size`, or another network."
         ) from error
 
 
-def load_initial_weights(model: nn.Module, path: Path) -> None:
-    """A checkpoint's weights, but for a classifier of other classes."""
-    weights, own = read_weights(path), model.state_dict()
-    cfg: Any = getattr(model, "pretrained_cfg", {})
-    classifier = {f"{cfg.get('classifier')}.{leaf}" for leaf in ("weight", "bias")} & weights.keys() & own.keys()
-    afresh = {key for key in classifier if weights[key].shape != own[key].shape}
-    if afresh:
-        warnings.warn(f"{path} is for other classes: {some(sorted(afresh))} start afresh.", stacklevel=2)
-        weights = weights | {key: own[key] for key in afresh}
-    check_same_entries(weights, own, type(model).__name__)
-    model.load_state_dict(weights)
-
-
 def build_mixup(config: TrainConfig, classes: int) -> Mixup | None:
-    """Mixup or CutMix for each batch, at even odds if both are wanted; None if neither is."""
+    """Mixup or CutMix for each batch, at even odds if the config has both; None if it has neither."""
     augment = config.augment
     if not augment.mixup and not augment.cutmix:
         return None
@@ -239,23 +211,16 @@ def build_mixup(config: TrainConfig, classes: int) -> Mixup | None:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, config: TrainConfig) -> Tensor:
-    """With labels, smoothed here, or with the mixed distributions, which Mixup has smoothed already."""
+    """Cross-entropy of labels, which it smooths, or of the distributions of Mixup, which are smoothed already."""
     if targets.ndim == 1:
         return F.cross_entropy(logits.float(), targets, label_smoothing=config.augment.label_smoothing)
     return F.cross_entropy(logits.float(), targets)
 
 
-def let_dropout_rise(model: Any) -> None:
-    """Makes the rate of the classifier's dropout data, so that no epoch is a new program to a compiler."""
-    for name, module in list(getattr(model, "head", nn.Identity()).named_modules()):
-        if type(module) is nn.Dropout:
-            model.head.set_submodule(name, RisingDropout(module.p))
-
-
 def set_head_dropout(model: Any, rate: float) -> None:
-    """Dropout of the classifier's input: the last one in the head, if it has several as MetaFormers do."""
+    """Sets the dropout before the classifier, the last one in the head, and others in the head to 0."""
     drops = head_dropouts(model)
     if not drops and rate:
-        raise PolyNeXtError(f"{type(model).__name__} has no dropout in its head: train it with --model.dropout 0.")
+        raise PolyNeXtError(f"{type(model).__name__} has no dropout in its head: give `model.dropout` 0.")
     for drop in drops:
         drop.p = rate if drop is drops[-1] else 0.0

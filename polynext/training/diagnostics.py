@@ -1,4 +1,4 @@
-"""What happens inside the cells while a network learns: the first thing to look at when one does not."""
+"""Activations, gradients and scales of each cell during training, to find out why a network does not learn."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,20 +16,19 @@ CellRecord = dict[str, Any]
 
 
 class Diagnostics:
-    """Watches a network's cells during chosen steps, and leaves it alone otherwise."""
+    """Records the cells of a network during chosen steps."""
 
     def __init__(self, model: nn.Module):
         self.cells = {name: module for name, module in model.named_modules() if isinstance(module, Cell)}
         if not self.cells:
-            raise PolyNeXtError(f"{type(model).__name__} has no cells to look into: train it without --diagnostics.")
+            raise PolyNeXtError(f"{type(model).__name__} has no PolyNeXt cells: train it without `diagnostics`.")
 
     @contextmanager
     def watching(self) -> Iterator[dict[str, CellRecord]]:
         """While inside, a forward and backward pass fills the record of each cell.
 
-        activation: root mean square of the cell's output; gradient: of the loss's gradient there; largest_product: the
-        largest absolute value of a Hadamard product in PolyConv or PolyMLP; scales: the residual scales, each the mean
-        over its channels if it has several.
+        activation: root mean square of the cell's output; gradient: of its gradient; largest_product: largest absolute
+        value of a Hadamard product in PolyConv or PolyMLP; scales: the residual scales, averaged over channels.
         """
         records: dict[str, CellRecord] = {name: {"largest_product": 0.0} for name in self.cells}
         handles = []
@@ -49,7 +48,7 @@ class Diagnostics:
                 record["largest_product"] = max(record["largest_product"], largest)
 
             handles.append(cell.register_forward_hook(note_output))
-            for part in cell.modules():  # what takes the product: the consolidating convolution, the inner norm
+            for part in cell.modules():  # the modules whose input is the product
                 if isinstance(part, PolyConv):
                     handles.append(part.k.register_forward_pre_hook(note_product))
                 elif isinstance(part, PolyMLP):
@@ -74,7 +73,7 @@ TITLES = {
 
 
 def draw_diagnostics(runs: dict[str, RunFolder], path: Path) -> None:
-    """The cells of runs over their steps: a row of panels for each run, on common axes, a colour for each cell."""
+    """Draws the cells of runs over their steps: a row of panels for each run, a colour for each cell."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

@@ -1,17 +1,17 @@
-"""A run's folder: its config, metrics, weights, and the states it can go on from.
+"""The folder of a run.
 
-    config.yaml          the resolved config; starts the same run again
+    config.yaml          the resolved config; `polynext train config.yaml` repeats the run
     environment.json     versions, hardware, git revision, command
-    metrics.jsonl        one line per epoch, and one every few steps
+    metrics.jsonl        a line for each epoch, and one every few steps
     tensorboard/         the same for TensorBoard
     curves.png           loss, accuracy and learning rate by epoch
-    diagnostics.png      what happened inside the cells, if asked for
+    diagnostics.png      activations, gradients and scales of the cells, with `diagnostics`
     best.safetensors     the weights with the highest test accuracy, raw or averaged
     last.safetensors     the weights after the last epoch
-    states/              what a run needs to go on, the two newest
+    states/              the two newest states, to resume from
 
-Every file is whole or not there. A state's name holds a checksum of its content: a torn one is noticed and the one
-before used.
+Files are written atomically. The name of a state has a checksum of its content; a damaged state is skipped, and the one
+before is used.
 """
 
 import hashlib
@@ -32,21 +32,21 @@ import torch
 import yaml
 from torch import Tensor
 
-from polynext.files import alone_in, write_atomically
+from polynext.files import lock_folder, write_atomically
 
 STATES_KEPT = 2
 
 
 class RunFolder:
-    """Files of one run. Only the first process writes."""
+    """The files of one run, which only the first process writes."""
 
     def __init__(self, path: Path):
         self.path = path
         self.states = path / "states"
 
     def alone(self) -> AbstractContextManager[None]:
-        """Nobody else may train here meanwhile: two would write into each other's files."""
-        return alone_in(
+        """Locks the folder against other training processes."""
+        return lock_folder(
             self.states, f"another process trains in {self.path}: wait until it ends, or give another --out."
         )
 
@@ -65,17 +65,17 @@ class RunFolder:
         target = self.states / f"{step:09d}-{checksum(data)}.pt"
         write_atomically(target, data)
         for old in [*sorted(self.states.glob("*.pt"))[:-STATES_KEPT], *self.states.glob(".*.pt.*")]:
-            old.unlink()  # older states, and what a killed process left half written
+            old.unlink()  # and temporary files of killed processes
         return target
 
     def load_state(self) -> dict[str, Any] | None:
-        """The newest whole state, or None if there is none."""
+        """The newest intact state, or None."""
         for path in sorted(self.states.glob("*.pt"), reverse=True):
             data = path.read_bytes()
             match = re.fullmatch(r"\d+-([0-9a-f]+)", path.stem)
             if match and match[1] == checksum(data):
                 return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-            warnings.warn(f"{path} is damaged and left out: going on from the state before it.", stacklevel=2)
+            warnings.warn(f"{path} is damaged: using the state before it.", stacklevel=2)
         return None
 
     def log(self, record: dict[str, Any]) -> None:
@@ -88,13 +88,13 @@ class RunFolder:
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def finished(self) -> bool:
-        """Whether a training run has come to its last epoch."""
+        """Whether the last epoch of the run is complete."""
         epochs = [record["epoch"] for record in self.records() if "epoch" in record]
         config = self.path / "config.yaml"
         return bool(epochs) and config.is_file() and max(epochs) + 1 == yaml.safe_load(config.read_text())["epochs"]
 
     def forget_after(self, step: int) -> None:
-        """Drops the metrics of steps that a resumed run will take again."""
+        """Removes the metrics of steps that a resumed run repeats."""
         kept = [r for r in self.records() if r["step"] <= step]
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in kept).encode())
 

@@ -1,7 +1,6 @@
-"""The training loop: steps, accumulation, precision, averaging, saving, resuming, stopping. It knows no task.
+"""The training loop of any task: accumulation, precision, averaging, saving, resuming and stopping.
 
-Random numbers follow from the seed and the step, never from what happened before: that is why an interrupted run,
-resumed, ends with the weights of one that was not.
+Random numbers depend on the seed and the step only: a resumed run ends with the weights of an uninterrupted one.
 """
 
 import math
@@ -9,7 +8,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from polynext.acceleration import compile
+from polynext.config import LoopConfig, to_yaml
 from polynext.data.loader import Labelled, Prepared, batches, epoch_order, seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
-from polynext.training.config import LoopConfig, to_yaml
 from polynext.training.diagnostics import CellRecord, Diagnostics
 from polynext.training.folder import RunFolder
 from polynext.training.optimizer import restore_optimizer
@@ -38,28 +37,31 @@ Forward = Callable[[Tensor], Any]
 
 
 class DivergedError(PolyNeXtError):
-    """Loss or gradient stopped being finite, from `step` on."""
+    """Loss or gradient is not finite from `step` on."""
 
-    def __init__(self, step: int, sentence: str):
-        super().__init__(sentence)
+    def __init__(self, step: int, message: str):
+        super().__init__(step, message)
         self.step = step
+
+    def __str__(self) -> str:
+        return self.args[1]
 
 
 class Task(ABC):
-    """What a run learns: a network with its optimiser, images, a loss and an evaluation.
+    """A network with its optimiser, images, loss and evaluation.
 
-    A run is a number of `steps`, cut into rounds of `round_steps`, after each of which it is evaluated and saved.
+    A run has `steps` optimiser steps in rounds of `round_steps`. Each round ends with an evaluation and a save.
 
     Attributes:
-        command: what starts such a run.
-        score: the figure of `evaluate` that says which weights are best.
-        model: what learns; built by the task, in this process's device and memory format.
-        optimizer: its groups may hold a `factor` of the learning rate.
+        command: the command that starts such a run.
+        score: the result of `evaluate` by which the best weights are chosen.
+        model: the network, on the device of this process and in its memory format.
+        optimizer: the optimiser; its groups may have a `factor` of the learning rate.
         clip_grad: limit of the gradient's global norm; 0 for none.
-        images: how many there are to learn from.
-        workers: processes that prepare images beside the one that trains.
-        steps: of the whole run.
-        round_steps: from one evaluation to the next.
+        images: the number of training images.
+        workers: worker processes that prepare images.
+        steps: optimiser steps of the run.
+        round_steps: optimiser steps of a round.
         average_from: the first step of the averaged weights.
     """
 
@@ -76,70 +78,70 @@ class Task(ABC):
 
     @abstractmethod
     def examples(self, epoch: int) -> Prepared:
-        """Pairs of an image and its target, as they are varied in this epoch."""
+        """Pairs of an image and its target, augmented for this epoch."""
 
     @abstractmethod
     def learning_rate(self, step: int) -> float: ...
 
-    def start_round(self, step: int) -> None:  # noqa: B027  (most tasks have nothing to do)
-        """Whatever else changes in the course of a run."""
+    def start_round(self, step: int) -> None:  # noqa: B027  (optional)
+        """Sets what changes from round to round, such as dropout."""
 
     @abstractmethod
     def loss(self, forward: Forward, images: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The mean loss of a batch, and counts for the record of the round."""
+        """The mean loss of a batch, and counts that are summed over the round."""
 
     def record(self, step: int, counts: dict[str, float]) -> dict[str, Any]:
-        """What there is to say of a round beside its loss, from the sum of its counts."""
+        """Further metrics of a round, from the sums of its counts."""
         return {}
 
     def evaluates(self, step: int) -> bool:
-        """Whether the round that ends here is evaluated."""
+        """Whether the round that ends at this step is evaluated."""
         return True
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, Any]:
-        """Figures on images that were not learned from, `score` among them."""
+        """Metrics on the test images, with `score` among them."""
 
     @abstractmethod
     def sources(self) -> dict[str, Labelled]:
-        """The images to learn from and to evaluate on, as they are read, by what they are for."""
+        """The training and test images before any transform, by the name of their split."""
 
     def data_problems(self) -> list[str]:
-        """A sentence for each thing about the images that would make the run pointless."""
+        """A message for each problem of the data set."""
         return []
 
     @abstractmethod
     def sample_evaluation(self, images: int) -> int:
-        """Makes `evaluate` see so many images only; returns how many there are."""
+        """Restricts `evaluate` to this many images, and returns the number of all."""
 
     @abstractmethod
     def phases(self) -> dict[str, int]:
-        """The steps at which something in the schedule begins, by what it is."""
+        """The first step of each phase of the schedule, by its name."""
 
     @abstractmethod
     def description(self) -> dict[str, str]:
-        """What a file of weights says of itself: enough to use its network anywhere."""
+        """The metadata of a weights file, from which its network can be built."""
 
     @abstractmethod
-    def where(self, step: int) -> str:
-        """How far a run is, in its own words."""
+    def position(self, step: int) -> str:
+        """How far a run is, such as "epoch 3/300"."""
 
     @abstractmethod
-    def sentence(self, record: dict[str, Any]) -> str:
-        """A round's record in one line."""
+    def summary(self, record: dict[str, Any]) -> str:
+        """The metrics of a round in one line."""
 
     @abstractmethod
     def figure(self, score: float) -> str:
-        """The score with its name."""
+        """The score with its name and unit."""
 
     @abstractmethod
     def draw_curves(self, folder: RunFolder) -> None:
-        """curves.png, from the folder's metrics."""
+        """Draws curves.png from the metrics of the folder."""
 
 
 @dataclass
 class Progress:
-    """How far a run is. `totals` are sums over the round under way."""
+    """How far a run is. `totals` and `counts` are sums over the current round."""
 
     step: int = 0
     best: float = -1.0
@@ -149,7 +151,7 @@ class Progress:
 
 
 class TrainingLoop:
-    """One run of a task, in its folder."""
+    """One run of a task in its folder."""
 
     def __init__(
         self,
@@ -166,13 +168,13 @@ class TrainingLoop:
         if task.images < config.batch_size:
             raise PolyNeXtError(
                 f"there are {task.images} training images, fewer than one batch of {config.batch_size}: "
-                "give a smaller --batch-size."
+                "give a smaller `batch_size`."
             )
         self.steps_in_an_epoch = task.images // config.batch_size
         self.average: AveragedModel | None = None
         if config.compile:
             compile(self.model)
-        self.wrapped: Any = distributed(self.model) if group.count > 1 else self.model
+        self.wrapped: Any = DistributedDataParallel(self.model) if group.count > 1 else self.model
         self.progress = Progress()
         self.skips_in_a_row = 0
         self.diagnostics = Diagnostics(self.model) if config.diagnostics else None
@@ -206,7 +208,7 @@ class TrainingLoop:
         reporter.round(self, self.finish_round(reporter))
 
     def batches_left(self) -> Generator[tuple[Tensor, Tensor], None, None]:
-        """This process's batches for what is left of the run, epoch after epoch; an incomplete step is left out."""
+        """The batches of this process for the rest of the run; each epoch drops the images of an incomplete step."""
         config, group, step, in_an_epoch = self.config, self.group, self.progress.step, self.steps_in_an_epoch
         while step < self.task.steps:
             epoch, first = divmod(step, in_an_epoch)
@@ -222,7 +224,7 @@ class TrainingLoop:
             step += last - first
 
     def step(self, batches: list[tuple[Tensor, Tensor]]) -> None:
-        """One optimiser step over the accumulated batches; left out if its loss or gradient is not finite."""
+        """One optimiser step over the accumulated batches; skipped if its loss or gradient is not finite."""
         task, progress = self.task, self.progress
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = parameters.get("factor", 1.0) * task.learning_rate(progress.step)
@@ -232,10 +234,10 @@ class TrainingLoop:
         self.last_cells = None
         if self.diagnostics is not None and self.logs(progress.step + 1):
             with self.diagnostics.watching() as self.last_cells, torch.compiler.set_stance("force_eager"):
-                loss = self.forward_and_backward(batches)  # compiled, it could not be watched
+                loss = self.forward_and_backward(batches)  # hooks do not run in compiled code
         else:
             loss = self.forward_and_backward(batches)
-        loss = self.group.total(loss)[0] / self.group.count  # the same in all processes, as is the gradient
+        loss = self.group.total(loss)[0] / self.group.count  # equal in all processes, like the gradient
         with self.profile("optimiser"):
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), task.clip_grad or math.inf).item()
             progress.step += 1
@@ -254,7 +256,7 @@ class TrainingLoop:
         self.last_loss, self.last_norm = loss, norm
 
     def forward_and_backward(self, batches: list[tuple[Tensor, Tensor]]) -> float:
-        """Accumulates the gradient of this process's batches and returns their mean loss."""
+        """Accumulates the gradient of this process's batches, and returns their mean loss."""
         device, counts, loss_sum = self.group.device, self.progress.counts, 0.0
         for i, (images, targets) in enumerate(batches):
             seed_everything(self.config.seed, self.progress.step, i, self.group.rank)
@@ -275,7 +277,7 @@ class TrainingLoop:
         return torch.autocast(self.group.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     def logs(self, step: int) -> bool:
-        """Whether this step's metrics are kept."""
+        """Whether the metrics of this step are logged."""
         return bool(self.config.log_steps) and step % self.config.log_steps == 0
 
     def skip(self) -> None:
@@ -286,12 +288,12 @@ class TrainingLoop:
             raise DivergedError(
                 self.progress.step - SKIPS_IN_A_ROW + 1,
                 f"loss or gradient was not finite {SKIPS_IN_A_ROW} steps in a row, up to step {self.progress.step} at "
-                f"learning rate {self.optimizer.param_groups[0]['lr']:.3g}: lower the rate, add warmup or limit "
-                f"gradients; the last good checkpoint is {state[-1] if state else 'none yet'}.",
+                f"learning rate {self.optimizer.param_groups[0]['lr']:.3g}: lower it, add warmup or clip gradients. "
+                f"The last saved state: {state[-1] if state else 'none'}.",
             )
 
     def finish_round(self, reporter: Reporter) -> dict[str, Any]:
-        """Evaluates, keeps what is best, logs and saves; returns the round's record."""
+        """Evaluates, logs and saves; returns the metrics of the round."""
         progress = self.progress
         loss, steps, *counts = self.group.total(*progress.totals.values(), *progress.counts.values())
         record: dict[str, Any] = {
@@ -311,8 +313,8 @@ class TrainingLoop:
         return record
 
     def evaluate(self) -> dict[str, Any]:
-        """The figures of the weights and of their average; the better of the two is kept if it is the best so far."""
-        self.group.agree(self.model.buffers())  # statistics, where they are each process's own
+        """Evaluates the weights and their average, and saves the better ones if they are the best so far."""
+        self.group.agree(self.model.buffers())  # statistics that each process has for itself
         score, figures = self.task.score, self.task.evaluate(self.model)
         last = best = figures[score]
         better = self.model
@@ -356,15 +358,15 @@ class TrainingLoop:
     def restore(self, state: dict[str, Any]) -> None:
         if state.get("version") != STATE_VERSION:
             raise PolyNeXtError(
-                f"the run in {self.folder.path} was saved by another version of polynext: finish it with that one, or "
-                "start anew from its weights with --model.initial-weights."
+                f"the run in {self.folder.path} was saved by another version of polynext: resume it with that version, "
+                "or start a new run from its weights with `model.initial_weights`."
             )
         now = self.steps_in_an_epoch
-        before = state.get("steps_in_an_epoch", now)  # which files of earlier versions do not say
+        before = state.get("steps_in_an_epoch", now)  # missing in states of earlier versions
         if before != now:
             raise PolyNeXtError(
-                f"the run in {self.folder.path} had {before} steps in an epoch and would have {now}: leave "
-                "`batch_size` and the images as they were."
+                f"the run in {self.folder.path} had {before} steps in an epoch and now has {now}: keep `batch_size` "
+                "and the images unchanged."
             )
         try:
             self.model.load_state_dict(state["model"])
@@ -376,7 +378,7 @@ class TrainingLoop:
             raise
         except (RuntimeError, ValueError) as error:
             raise PolyNeXtError(
-                f"the run in {self.folder.path} is of another network: leave --model as it was."
+                f"the run in {self.folder.path} is of another network: keep --model unchanged."
             ) from error
         self.progress = Progress(**state["progress"])
         if self.group.first:
@@ -391,17 +393,17 @@ def run(
     profile: bool = False,
     quiet: bool = False,
 ) -> Path:
-    """Runs a task and returns its folder. With `resume` it goes on from the folder's newest state."""
+    """Runs a task and returns its folder. With `resume` it continues from the newest state in the folder."""
     folder = RunFolder(out)
     with processes() as group:
         if not resume and any(folder.states.glob("*.pt")):
-            raise PolyNeXtError(f"{out} already holds a run: go on with --resume {out}, or give another --out.")
+            raise PolyNeXtError(f"{out} already has a run: resume it with --resume {out}, or give another --out.")
         loop = TrainingLoop(make_task(group), config, folder, group, profile, quiet)
-        with folder.alone() if group.first else nullcontext():
+        with folder.alone() if group.first else nullcontext(), stride_warnings_ignored():
             state = folder.load_state() if resume else None
             if state is not None:
                 loop.restore(state)
-            elif resume and group.first:  # killed before its first state: from the beginning
+            elif resume and group.first:  # killed before its first save: start again
                 folder.forget_after(0)
             if group.first:
                 folder.create(to_yaml(config))
@@ -413,10 +415,12 @@ def run(
     return out
 
 
-def distributed(model: nn.Module) -> DistributedDataParallel:
-    # Of 1x1 kernels, whose strides may be written in two ways for the same order in memory.
-    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-    return DistributedDataParallel(model)
+@contextmanager
+def stride_warnings_ignored() -> Iterator[None]:
+    """While inside, DDP does not warn of 1x1 kernels, which have two notations of strides for the same memory order."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+        yield
 
 
 def averaged(model: nn.Module, decay: float) -> AveragedModel:

@@ -6,12 +6,12 @@ import torch
 from timm.optim import Lamb
 from torch import nn
 
+from polynext.config import OptimizerConfig
 from polynext.errors import PolyNeXtError
-from polynext.training.config import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW, or LAMB with its own limit of the gradient norm."""
+    """AdamW, or LAMB, which clips the gradient norm by itself."""
     trained = [p for p in model.parameters() if p.requires_grad]
     parameters: list[Any] = trained
     if not config.decay_all:
@@ -33,10 +33,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Loads the running moments and keeps the options as they are now: a resumed run may be given others."""
+    """Loads the running moments, and keeps the current options, which a resumed run may change."""
     options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if any(own.keys() - saved.keys() for own, saved in zip(options, state["param_groups"], strict=False)):
-        raise PolyNeXtError("the run was begun with another optimiser: leave `optimizer.name` as it was.")
+        raise PolyNeXtError("the run was started with another optimiser: keep `optimizer.name` unchanged.")
     optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)

@@ -1,4 +1,4 @@
-"""Where the time of a training run goes."""
+"""The time of each part of a training run."""
 
 import time
 from collections import defaultdict
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Profile:
-    """Seconds by part, if switched on."""
+    """Seconds of each part, if enabled."""
 
     def __init__(self, enabled: bool):
         self.enabled = enabled
@@ -25,7 +25,7 @@ class Profile:
         self.seconds[part] += time.perf_counter() - start
 
     def iterate(self, part: str, items: Iterable[Any]) -> Iterator[Any]:
-        """The items, the wait for each of them counted."""
+        """The items; the time to wait for each is counted."""
         iterator = iter(items)
         while True:
             with self(part):
@@ -38,4 +38,4 @@ class Profile:
         whole = time.perf_counter() - self.start
         parts = dict(self.seconds) | {"rest": whole - sum(self.seconds.values())}
         lines = [f"  {part:<11}{seconds:8.1f} s {seconds / whole:6.1%}" for part, seconds in parts.items()]
-        return "\n".join(["where the time went:", *lines])
+        return "\n".join(["time by part:", *lines])

@@ -1,4 +1,4 @@
-"""What a run shows: a progress bar or plain lines, TensorBoard, Weights & Biases, a picture of the curves."""
+"""The output of a run: a progress bar or lines, TensorBoard, Weights & Biases, and drawn curves."""
 
 import dataclasses
 import sys
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from polynext.errors import PolyNeXtError
-from polynext.training.config import LoopConfig
+from polynext.config import LoopConfig
+from polynext.extras import require
 from polynext.training.diagnostics import draw_diagnostics
 from polynext.training.folder import RunFolder
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 SECONDS_BETWEEN_DRAWINGS = 60
-FAR_BEYOND = 100  # in units of the upper quartile
+OUTLIER = 100  # in units of the upper quartile
 
 
 class Reporter:
-    """Shows a run on the terminal and in its folder; silent in all processes but the first."""
+    """Reports a run on the terminal and in its folder, in the first process only."""
 
     def __init__(self, config: LoopConfig, folder: RunFolder, task: "Task", first: bool, quiet: bool = False):
         self.config, self.folder, self.task, self.first, self.quiet = config, folder, task, first, quiet
@@ -62,18 +62,18 @@ class Reporter:
             if self.bar is None:
                 done = (step - 1) % self.task.round_steps
                 self.bar = tqdm(total=self.task.round_steps, initial=done, leave=False, unit="step")
-            self.bar.set_description(self.task.where(step - 1))
+            self.bar.set_description(self.task.position(step - 1))
             left = self.time_left(step)
             self.bar.set_postfix_str(f"loss {loop.last_loss:.3f}, {rate:.0f} images/s, {left} left")
             self.bar.update()
 
     def rate(self) -> float:
-        """Training images per second, evaluation aside."""
+        """Training images per second, without evaluation."""
         return self.images / (time.monotonic() - self.start)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """While inside, the time does not count."""
+        """While inside, time is not counted."""
         begun = time.monotonic()
         yield
         self.start += time.monotonic() - begun
@@ -94,7 +94,7 @@ class Reporter:
             self.task.draw_curves(self.folder)
             self.drawn = time.monotonic()
         if not self.quiet:
-            line, speed = self.task.sentence(record), f"{self.rate():.0f} images/s, {self.time_left(step)} left"
+            line, speed = self.task.summary(record), f"{self.rate():.0f} images/s, {self.time_left(step)} left"
             print(f"{line}, {speed}", flush=True)
 
     def publish(self, step: int, values: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ class Reporter:
             self.wandb.log(numbers, step=step)
 
     def __exit__(self, *exception: object) -> None:
-        if self.first and self.config.diagnostics:  # here, so that a run that diverged has its picture too
+        if self.first and self.config.diagnostics:  # here, so that a diverged run has it too
             draw_diagnostics({"": self.folder}, self.folder.path / "diagnostics.png")
         if self.bar is not None:
             self.bar.close()
@@ -116,15 +116,14 @@ class Reporter:
 
 
 def start_wandb(config: LoopConfig) -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise PolyNeXtError("logging to Weights & Biases needs its client: pip install 'polynext[wandb]'.") from error
+    require("wandb")
+    import wandb
+
     return wandb.init(project=config.wandb, config=dataclasses.asdict(config))
 
 
 def draw_lines(records: Sequence[dict[str, Any]], x: str, panels: Mapping[str, Mapping[str, str]], path: Path) -> None:
-    """A panel for each title, in which lines with these labels follow keys of the records; `x` is their common axis."""
+    """Draws a panel for each title, with a line for each label and key of the records over their key `x`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4 * len(panels), 3.4), layout="constrained")
@@ -137,19 +136,17 @@ def draw_lines(records: Sequence[dict[str, Any]], x: str, panels: Mapping[str, M
 
 
 def draw_panel(axes: Any, lines: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Lines by their labels. What is far beyond the rest, or no number, is a mark at the upper edge: one loss of 1e28
-    would make a flat line of all others.
-    """
+    """Draws lines by their labels. Outliers and NaN are marks at the upper edge, so that the rest stays readable."""
     known = {label: np.array(points, dtype=float).T for label, points in lines.items() if points}
     sizes = np.abs(np.concatenate([y for _, y in known.values()])) if known else np.zeros(0)
     sizes = sizes[np.isfinite(sizes)]
-    bound = FAR_BEYOND * np.quantile(sizes, 0.75) if sizes.any() else np.inf
+    bound = OUTLIER * np.quantile(sizes, 0.75) if sizes.any() else np.inf
     for label, (x, y) in known.items():
-        beyond = ~(np.abs(y) <= bound)
-        (line,) = axes.plot(x, np.where(beyond, np.nan, y), label=label, marker="" if len(x) > 20 else ".")
-        if beyond.any():
+        outliers = ~(np.abs(y) <= bound)
+        (line,) = axes.plot(x, np.where(outliers, np.nan, y), label=label, marker="" if len(x) > 20 else ".")
+        if outliers.any():
             edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
             name = f"{label or 'value'} above {bound:.3g}"
-            axes.plot(x[beyond], np.ones(beyond.sum()), "^", color=line.get_color(), label=name, **edge)
+            axes.plot(x[outliers], np.ones(outliers.sum()), "^", color=line.get_color(), label=name, **edge)
     if len(axes.lines) > 1:
         axes.legend()

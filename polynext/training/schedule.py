@@ -1,12 +1,12 @@
-"""What changes from epoch to epoch."""
+"""Learning rate, dropout and averaging by epoch."""
 
 import math
 
-from polynext.training.config import TrainConfig
+from polynext.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
-    """Linear from `warmup_factor` of the rate over the warmup, then half a cosine to `min_lr`, and the cooldown."""
+    """Linear warmup from `warmup_factor` of the peak, then half a cosine to `min_lr`, then the cooldown."""
     peak, schedule = config.optimizer.lr, config.schedule
     if epoch < schedule.warmup_epochs:
         return peak * (schedule.warmup_factor + (1 - schedule.warmup_factor) * epoch / schedule.warmup_epochs)
@@ -16,7 +16,7 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
 
 
 def head_dropout(config: TrainConfig, epoch: int) -> float:
-    """Linear from 0 at the first epoch to its final value at the last one (Appendix C.3)."""
+    """Rises linearly from 0 at the first epoch to its final value at the last (Appendix C.3), or is constant."""
     if not config.model.dropout_rises:
         return config.model.dropout
     return config.model.dropout * epoch / max(config.epochs - 1, 1)

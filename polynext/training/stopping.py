@@ -1,4 +1,4 @@
-"""Runs end cleanly when a signal asks them to: after the step under way, with everything saved."""
+"""Signals stop a run after the current step, with its state saved."""
 
 import signal
 import warnings
@@ -11,10 +11,10 @@ from polynext.distributed import Processes
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error: the user asked for it)
-    """A signal asked the run to stop; its state is saved."""
+    """A signal stopped the run; its state is saved."""
 
-    def __init__(self, signal_number: int, go_on: str):
-        super().__init__(f"stopped by signal {signal_number}, all saved: go on with `{go_on}`")
+    def __init__(self, signal_number: int, resume: str):
+        super().__init__(f"stopped by signal {signal_number} and saved: resume it with `{resume}`")
         self.exit_status = 128 + signal_number
 
 
@@ -22,11 +22,11 @@ class StopRequest:
     """Whether SIGINT or SIGTERM reached any of a run's processes."""
 
     def __init__(self, group: Processes, command: str, folder: Path):
-        self.group, self.go_on = group, f"{command} --resume {folder}"
+        self.group, self.resume = group, f"{command} --resume {folder}"
         self.signal = 0
 
     def asked(self) -> bool:
-        """Whether to stop; all processes get the same answer, so all must ask."""
+        """Whether to stop. Collective: all processes must call it, and get the same answer."""
         signals, processes_reached = self.group.total(self.signal, bool(self.signal))
         if processes_reached:
             self.signal = int(signals / processes_reached)
@@ -34,19 +34,19 @@ class StopRequest:
 
     def raise_if_asked(self) -> None:
         if self.signal:
-            raise Interrupted(self.signal, self.go_on)
+            raise Interrupted(self.signal, self.resume)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While inside, signals let the step under way finish."""
+        """While inside, a signal lets the current step finish."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self.signal = number
 
         try:
             previous = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread, where signals do not arrive
-            warnings.warn("training outside the main thread cannot be interrupted cleanly", stacklevel=3)
+        except ValueError:  # only the main thread receives signals
+            warnings.warn("a signal cannot stop a run cleanly outside the main thread", stacklevel=3)
             yield
             return
         try:
@@ -58,7 +58,7 @@ class StopRequest:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """While inside, SIGTERM is what Ctrl-C is: who started other processes can end them before going."""
+    """While inside, SIGTERM raises KeyboardInterrupt, so that child processes can be ended and files removed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

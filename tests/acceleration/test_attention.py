@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polynext.acceleration import accelerate, attention, caches
+from polynext.acceleration import accelerate, attention, cpu
 from polynext.acceleration.attention import attend_block
 from polynext.nn import PolyAttention
 
@@ -94,10 +94,10 @@ def test_attention_memory_grows_linearly(train: bool) -> None:
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("magnitudes", [False, True])
-def test_attention_taken_in_parts(p: int, magnitudes: bool, monkeypatch) -> None:
+def test_attention_split_into_parts(p: int, magnitudes: bool, monkeypatch) -> None:
     q, k, v = torch.randn(3, 5, 2, 7, 4).unbind()
     kept = [t.clone().requires_grad_() for t in (q, k, v)]
-    monkeypatch.setattr(caches, "CACHED", 1)
+    monkeypatch.setattr(cpu, "CACHE_BYTES", 1)
     with torch.no_grad():
         found = attend_block(q, k, v, p, magnitudes)
     torch.testing.assert_close(found, tuple(t.detach() for t in attend_block(*kept, p, magnitudes)))

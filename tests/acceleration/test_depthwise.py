@@ -44,7 +44,7 @@ LEAVES = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that
 @LEAVES
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (5, 1, 2), (7, 1, 1)])
-def test_what_a_compiler_gets_for_a_convolution(kernel: int, stride: int, dilation: int, memory_format) -> None:
+def test_the_custom_depthwise_operation(kernel: int, stride: int, dilation: int, memory_format) -> None:
     conv = accelerate(DepthwiseConv2d(6, 6, kernel, dilation=dilation, stride=stride))
     x = torch.randn(2, 6, 9, 8).contiguous(memory_format=memory_format).requires_grad_()
     inputs = (x, conv.weight, stride, conv.padding[0], dilation)

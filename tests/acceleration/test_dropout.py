@@ -11,7 +11,7 @@ from polynext.training.classification import let_dropout_rise
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-def test_it_is_dropout(rate: float) -> None:
+def test_rising_dropout_is_dropout(rate: float) -> None:
     drop, x = RisingDropout(), torch.full((100_000,), 2.0)
     drop.p = rate
     y = drop.train()(x)

@@ -13,9 +13,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 import polynext
-from polynext.acceleration import accelerate, caches
-from polynext.acceleration.caches import cached_parts
-from polynext.acceleration.kernels import normed
+from polynext.acceleration import accelerate, cpu
+from polynext.acceleration.cpu import cached_parts
+from polynext.acceleration.kernels import elementary_layer_norm
 from polynext.acceleration.network import FastStage
 from polynext.nn import PointwiseConv2d, PolyConv
 
@@ -57,7 +57,7 @@ def test_every_form_can_be_saved_and_loaded(form, tmp_path) -> None:
         torch.testing.assert_close(again(x), model(x))
 
 
-def test_they_are_counted() -> None:
+def test_flops_of_custom_operations_are_counted() -> None:
     layer, x = accelerate(PointwiseConv2d(20, 12)), torch.randn(2, 20, 3, 3)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         layer(x)
@@ -85,14 +85,14 @@ def test_traces_hold_operations_of_pytorch_only() -> None:
 
 
 @pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 30)])
-def test_the_norm_written_out(bias) -> None:
+def test_the_elementary_layer_norm(bias) -> None:
     x, weight = 3 * torch.randn(2, 4, 5, 30) + 7, torch.rand(30)
-    torch.testing.assert_close(normed(x, weight, bias, 1e-5), F.layer_norm(x, (30,), weight, bias, 1e-5))
+    torch.testing.assert_close(elementary_layer_norm(x, weight, bias, 1e-5), F.layer_norm(x, (30,), weight, bias, 1e-5))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(3, 6, 5, 7), (1, 6, 1, 1)])
-def test_what_a_compiler_is_spared(shape, memory_format) -> None:
+def test_custom_operations_of_compiled_inference(shape, memory_format) -> None:
     x, y = (torch.randn(shape).contiguous(memory_format=memory_format) for _ in range(2))
     scale, mixer = torch.rand(len(x), 1, 1, 1), PolyConv(6)
     kernels = (mixer.k_coarse.weight.detach(), mixer.k_fine.weight.detach(), mixer.k.weight.detach())
@@ -106,7 +106,7 @@ def test_what_a_compiler_is_spared(shape, memory_format) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpolynext_lowres", "apolynext_nano_bn"])
-def test_a_batch_taken_in_parts(name: str, monkeypatch) -> None:
+def test_a_batch_split_into_parts(name: str, monkeypatch) -> None:
     model = accelerate(timm.create_model(name).eval())
     x = torch.randn(7, *model.pretrained_cfg["input_size"])
     whole = model(x), model.forward_intermediates(x)[1]  # gradients may be wanted: nothing is taken apart
@@ -117,7 +117,7 @@ def test_a_batch_taken_in_parts(name: str, monkeypatch) -> None:
         return through_cells(self, older, newer)
 
     monkeypatch.setattr(FastStage, "through_cells", observed)
-    monkeypatch.setattr(caches, "CACHED", 1)
+    monkeypatch.setattr(cpu, "CACHE_BYTES", 1)
     with torch.no_grad():
         torch.testing.assert_close((model(x), model.forward_intermediates(x)[1]), whole, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close((polynext.fold(model)(x)), whole[0], rtol=1e-4, atol=1e-4)
@@ -128,7 +128,7 @@ def test_a_batch_taken_in_parts(name: str, monkeypatch) -> None:
 def test_statistics_are_those_of_whole_batches(monkeypatch) -> None:
     model, x = accelerate(timm.create_model("cpolynext_nano_bn").train()), torch.randn(6, 1, 8, 8)
     before = copy.deepcopy(model)
-    monkeypatch.setattr(caches, "CACHED", 1)
+    monkeypatch.setattr(cpu, "CACHE_BYTES", 1)
     with torch.no_grad():
         found = model(x)
     torch.testing.assert_close(found, before(x).detach())
@@ -140,7 +140,7 @@ def test_hooks_see_whole_batches(everywhere: bool, monkeypatch) -> None:
     model, sizes = accelerate(timm.create_model("cpolynext_nano").eval()), set()
     mlp = model.stages[0].cells[0].stacks[0].mlp
     register = register_module_forward_hook if everywhere else mlp.register_forward_hook
-    monkeypatch.setattr(caches, "CACHED", 1)
+    monkeypatch.setattr(cpu, "CACHE_BYTES", 1)
     handle = register(lambda module, inputs, output: sizes.add(len(output)) if module is mlp else None)
     with torch.no_grad():
         model(torch.randn(5, 1, 8, 8))
@@ -152,7 +152,7 @@ def test_hooks_see_whole_batches(everywhere: bool, monkeypatch) -> None:
 def test_a_part_fills_the_caches(threads: int, monkeypatch) -> None:
     """No part is smaller than what fits, so that a compiled program of few images is not one of a single image."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(caches, "CACHED", 2 * 100)  # two images
+    monkeypatch.setattr(cpu, "CACHE_BYTES", 2 * 100)  # two images
     for batch in range(1, 20):
         parts = cached_parts(batch, 100)
         sizes = [len(part) for part in torch.empty(batch, 1).tensor_split(max(1, parts))]

@@ -118,7 +118,7 @@ def test_variants_can_be_lean(variant: str, few_channels) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpolynext_nano", "apolynext_nano"])
-def test_compiled_it_is_lean_too(name: str, few_channels) -> None:
+def test_a_compiled_network_can_be_lean(name: str, few_channels) -> None:
     model = timm.create_model(name).train()
     x = images(model, 8)
     plain, kept = gradients(model, x)
@@ -146,9 +146,9 @@ def test_other_networks() -> None:
     save_memory(model, "least")
     assert model.grad_checkpointing
     save_memory(model, "plain")
-    with pytest.raises(PolyNeXtError, match="VisionTransformer has no form of memory 'lean'"):
+    with pytest.raises(PolyNeXtError, match="VisionTransformer does not support memory 'lean'"):
         save_memory(model, "lean")
-    with pytest.raises(PolyNeXtError, match="memory='none' was given: choose plain, lean, least"):
+    with pytest.raises(PolyNeXtError, match="memory is 'none': choose plain, lean, least"):
         save_memory(model, "none")  # type: ignore[arg-type]
 
 

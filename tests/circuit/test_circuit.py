@@ -16,34 +16,17 @@ from polynext.circuit.graph import Circuit, Input, Linear, Product, Sum
 from polynext.circuit.lowering import lower
 from polynext.circuit.maps import Collect, Convolution, Dense, Gather, LinearMap, Scale, chain
 from polynext.circuit.rewrites import (
+    expand_sums,
     factor_sums,
     inverse,
-    keep,
     merge_linear_maps,
     normalise,
     rebase,
     split,
     structured,
-    unbuild_sums,
 )
 from polynext.cli import main
-from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
-
-
-def small_network(stacks: int = 1, width: int = 4, size: int = 4) -> PolyNeXt:
-    """A fully polynomial network small enough to encrypt in a test, with statistics as after training."""
-    stage = StageConfig(width=width, cells=1, stacks=stacks, coarse_kernel=3)
-    config = PolyNeXtConfig(stages=(stage,), scale_logits=(1.0, 0.5, 0.2, 0.1), stem_kernel=3, stem_stride=1)
-    model = PolyNeXt(config, in_chans=1, num_classes=3, img_size=size, blocks=FullyPolynomialBlocks())
-    return settled(model, torch.randn(64, 1, size, size))
-
-
-def settled(model: Any, images: Tensor) -> Any:
-    model.train()
-    with torch.no_grad():
-        for _ in range(40):
-            model(images)
-    return model.eval()
+from tests.circuit.conftest import small_network, with_statistics
 
 
 def same(circuit: Circuit, model: nn.Module, images: Tensor) -> None:
@@ -55,7 +38,7 @@ def same(circuit: Circuit, model: nn.Module, images: Tensor) -> None:
 @pytest.mark.parametrize("name", ["cpolynext_nano_bn", "apolynext_nano_bn"])
 def test_a_circuit_is_its_model(name: str) -> None:
     images = torch.randn(8, 1, 8, 8)
-    model = settled(polynext.create_model(name, in_chans=1, num_classes=10), images)
+    model = with_statistics(polynext.create_model(name, in_chans=1, num_classes=10), images)
     circuit = lower(model)
     same(circuit, model, images[:3])
     assert circuit.degree() == polynomial_degree(model.float(), images)
@@ -66,7 +49,7 @@ def test_a_circuit_is_its_model(name: str) -> None:
 def test_every_fully_polynomial_model_becomes_a_circuit(name: str) -> None:
     model = polynext.create_model(name, num_classes=10)
     images = torch.randn(2, *model.pretrained_cfg["input_size"])
-    model = settled(model, images) if "lowres" in name or "micro" in name else model.eval()
+    model = with_statistics(model, images) if "lowres" in name or "micro" in name else model.eval()
     same(lower(model), model, images[:1])
 
 
@@ -76,7 +59,7 @@ def test_what_is_not_a_polynomial_is_named() -> None:
 
 
 class OwnNetwork(nn.Module):
-    """Everything a circuit knows beside what PolyNeXt needs."""
+    """Operations that circuits support beyond those of PolyNeXt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,12 +77,12 @@ class OwnNetwork(nn.Module):
 
 def test_own_networks_become_circuits() -> None:
     images = torch.randn(16, 2, 8, 8)
-    model = settled(OwnNetwork(), images)
+    model = with_statistics(OwnNetwork(), images)
     same(lower(model, images), model, images[:4])
 
 
 class OnTheImage(nn.Module):
-    """Operations that have the image itself for an operand."""
+    """Operations with the image itself as an operand."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (x @ x + x * x).mean(dim=(2, 3)) + x.sum(dim=(1, 2, 3), keepdim=True).flatten(1)
@@ -114,18 +97,18 @@ IMAGES = np.random.default_rng(0).normal(size=(5, 1, 4, 4))
 REWRITES = {
     "factored": factor_sums,
     "merged": lambda c: merge_linear_maps(factor_sums(c)),
-    "unbuilt": lambda c: unbuild_sums(merge_linear_maps(c)),
-    "kept": lambda c: unbuild_sums(keep(f := merge_linear_maps(c), shared(f, Sum))),
-    "rebased": lambda c: unbuild_sums(rebase(f := merge_linear_maps(c), shared(f, Linear)[-1])),
-    "split": lambda c: split(unbuild_sums(merge_linear_maps(c)), 16),
-    "split unevenly": lambda c: split(unbuild_sums(merge_linear_maps(c)), 48),
-    "normalised": lambda c: normalise(unbuild_sums(merge_linear_maps(c)), IMAGES, 3.0),
-    "structured": lambda c: structured(unbuild_sums(c)),
+    "expanded": lambda c: expand_sums(merge_linear_maps(c)),
+    "materialised": lambda c: expand_sums(rebase(f := merge_linear_maps(c), materialised=shared(f, Sum))),
+    "rebased": lambda c: expand_sums(rebase(f := merge_linear_maps(c), shared(f, Linear)[-1])),
+    "split": lambda c: split(expand_sums(merge_linear_maps(c)), 16),
+    "split unevenly": lambda c: split(expand_sums(merge_linear_maps(c)), 48),
+    "normalised": lambda c: normalise(expand_sums(merge_linear_maps(c)), IMAGES, 3.0),
+    "structured": lambda c: structured(expand_sums(c)),
 }
 
 
 def shared(circuit: Circuit, kind: type) -> list[Any]:
-    """The values that several others need; linear ones that can be inverted."""
+    """The values of a kind with several users; linear ones only if they can be inverted."""
     users = circuit.users()
     found = [n for n in circuit.order if isinstance(n, kind) and len(users[n]) > 1]
     return [n for n in found if kind is Sum or inverse(n.map) is not None]
@@ -144,22 +127,22 @@ def test_a_rewrite_keeps_the_function(name: str) -> None:
 def test_rewrites_save_levels() -> None:
     lowered = lower(small_network(stacks=2))
     merged = merge_linear_maps(lowered)
-    unbuilt = unbuild_sums(merged)
-    levels = [lowered.levels(), merged.levels(), unbuilt.levels(), unbuilt.levels(shared_rescale=True)]
+    expanded = expand_sums(merged)
+    levels = [lowered.levels(), merged.levels(), expanded.levels(), expanded.levels(shared_rescale=True)]
     assert levels == sorted(levels, reverse=True) and len(set(levels)) == 4
-    # A level for each product with the linear map before it, and one for the classifier: the least there is.
-    assert levels[-1] == unbuilt.multiplicative_depth() + 1 == 6
+    # The minimum: one level for each product with the linear map before it, and one for the classifier.
+    assert levels[-1] == expanded.multiplicative_depth() + 1 == 6
 
 
 def test_a_head_becomes_one_product() -> None:
-    circuit = unbuild_sums(merge_linear_maps(factor_sums(lower(small_network()))))
+    circuit = expand_sums(merge_linear_maps(factor_sums(lower(small_network()))))
     output = circuit.output
     assert isinstance(output, Linear) and isinstance(output.source, Product)
 
 
 def test_normalised_values_are_near_the_target() -> None:
     images = np.random.default_rng(0).normal(size=(20, 1, 4, 4))
-    circuit = normalise(unbuild_sums(merge_linear_maps(lower(small_network(stacks=2)))), images, 8.0)
+    circuit = normalise(expand_sums(merge_linear_maps(lower(small_network(stacks=2)))), images, 8.0)
     values = circuit.values(images)
     operands = [s for node in circuit.order if isinstance(node, Product) for s in node.sources]
     largest = [np.abs(values[o]).max() for o in operands]

@@ -33,7 +33,7 @@ def test_models_as_json(capsys) -> None:
     assert tiny["log2_degree"] == 73
 
 
-def test_prior_models_state_their_degree_and_borrowed_ones_none(capsys) -> None:
+def test_prior_models_have_a_degree_and_dropin_models_have_none(capsys) -> None:
     assert main(["models", "monet*"]) == 0
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split()[0] for row in rows] == ["monet_tiny", "monet_small", "monet_tiny_bn", "monet_small_bn"]
@@ -49,18 +49,18 @@ def test_prior_models_state_their_degree_and_borrowed_ones_none(capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
-        (["models", "resnet*"], "polynext models: no model is named like 'resnet*'"),
+        (["models", "resnet*"], "polynext models: no model matches 'resnet*'"),
         (["fly"], "polynext: there is no command 'fly'"),
         (["convert", "absent.pt", "out.safetensors"], "polynext convert: there is no file absent.pt"),
         (["convert", "absent.pt", "out.pt"], "polynext convert: the target is out.pt"),
     ],
 )
-def test_a_mistake_gets_one_sentence(arguments: list[str], sentence: str, capsys) -> None:
+def test_a_mistake_gets_one_message(arguments: list[str], message: str, capsys) -> None:
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith(sentence)
+    assert error.startswith(message)
     assert error.count("\n") == 1
 
 
@@ -89,6 +89,6 @@ def test_idle_threads_give_way_unless_the_user_says_otherwise(monkeypatch, set_b
     ("command", "option"),
     [("train cpolynext_lowres_svhn", "--data.root"), ("evaluate cpolynext_nano --data svhn", "--root")],
 )
-def test_a_sentence_names_the_options_of_its_command(command: str, option: str, capsys) -> None:
+def test_a_message_names_the_options_of_its_command(command: str, option: str, capsys) -> None:
     assert main(command.split()) == 2
-    assert f"svhn needs a place: give its {option}," in capsys.readouterr().err
+    assert f"svhn needs {option}: give " in capsys.readouterr().err

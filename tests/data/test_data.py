@@ -38,7 +38,7 @@ def examples(count: int = 20, size: int = 8) -> ArrayExamples:
     return ArrayExamples(images, [i % 4 for i in range(count)], list("abcd"))
 
 
-def test_digits_are_split_once_and_for_all() -> None:
+def test_the_split_of_digits_is_fixed() -> None:
     train, test = (load_examples(DataConfig(), split) for split in ("train", "test"))
     assert (len(train), len(test)) == (1433, 364)
     assert np.bincount(test.labels).min() >= 34
@@ -77,7 +77,7 @@ def test_the_papers_augmentation_runs_on_colour_images() -> None:
     assert transform(image).shape == (3, 32, 32)
 
 
-def test_a_shift_goes_with_random_augmentation() -> None:
+def test_a_shift_can_be_combined_with_rand_augment() -> None:
     colour = replace(COLOUR, mean=(0.0,) * 3, std=(1.0,) * 3)
     augment = AugmentConfig(crop="shift", hflip=0.0, rand_augment="", erasing=1e-9)
     values = np.full((32, 32, 3), 255, dtype=np.uint8)
@@ -150,14 +150,14 @@ def test_a_npz_file(tmp_path) -> None:
     assert len(data) == 4 and np.bincount(data.labels).tolist() == [2, 2]
 
 
-def test_torchvision_sets_are_not_fetched_unasked(tmp_path) -> None:
+def test_torchvision_sets_are_downloaded_only_on_request(tmp_path) -> None:
     for name in ("cifar10", "svhn"):
-        with pytest.raises(PolyNeXtError, match=r"fetch it with `data\.download`"):
+        with pytest.raises(PolyNeXtError, match=r"with `data\.download`"):
             load_examples(DataConfig(name=name, root=tmp_path), "train")
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # timm's
-def test_anything_timm_reads(folder) -> None:
+def test_data_sets_of_timm(folder) -> None:
     data = load_examples(DataConfig(name="timm:", root=folder), "train")
     assert len(data) == 6 and len(data.classes) == 2
 
@@ -185,7 +185,7 @@ def test_shards_are_read_by_number(tmp_path) -> None:
     assert load_examples(DataConfig(name="timm:wds/x", root=tmp_path), "test").labels.tolist() == [1, 2, 0, 1]
 
 
-def test_bad_shards_are_named(tmp_path) -> None:
+def test_bad_shards_are_reported(tmp_path) -> None:
     config = DataConfig(name="webdataset", root=tmp_path)
     with pytest.raises(PolyNeXtError, match="has no train or training shards"):
         load_examples(config, "train")
@@ -197,7 +197,7 @@ def test_bad_shards_are_named(tmp_path) -> None:
         load_examples(config, "train")
 
 
-def test_bad_data_is_told_in_a_sentence(folder, tmp_path) -> None:
+def test_bad_data_is_reported_in_a_message(folder, tmp_path) -> None:
     def load(split="train", **options):
         return load_examples(DataConfig(**options), split)
 
@@ -205,7 +205,7 @@ def test_bad_data_is_told_in_a_sentence(folder, tmp_path) -> None:
     with pytest.raises(PolyNeXtError, match=r"torn\.jpg cannot be read as an image"):
         load(name="folder", root=folder)
     (folder / "train" / "owl").mkdir()
-    with pytest.raises(PolyNeXtError, match="classes without an image: owl"):
+    with pytest.raises(PolyNeXtError, match="classes without images: owl"):
         load(name="folder", root=folder)
     (tmp_path / "empty" / "train").mkdir(parents=True)
     with pytest.raises(PolyNeXtError, match="has no images"):
@@ -224,15 +224,15 @@ def test_bad_data_is_told_in_a_sentence(folder, tmp_path) -> None:
         ArrayExamples(np.zeros((6, 4, 4)), [0] * 6, ["a"])
 
 
-def test_an_unreadable_image_met_by_a_worker_is_one_sentence(folder) -> None:
+def test_an_unreadable_image_in_a_worker_is_one_message(folder) -> None:
     data = load_examples(DataConfig(name="folder", root=folder, most_memory=0.0), "train")
     (folder / "train" / "dog" / "1.png").write_bytes(b"no image any more")
     prepare = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3)
-    with pytest.raises(PolyNeXtError, match=r"^\S*1\.png cannot be read as an image: mend or remove it\.$"):
+    with pytest.raises(PolyNeXtError, match=r"^\S*1\.png cannot be read as an image: repair or remove it\.$"):
         list(evaluation_batches(data, prepare, 2, workers=1))
 
 
-def test_a_limit_takes_classes_in_turn() -> None:
+def test_a_limit_is_balanced_over_classes() -> None:
     labels = np.array([0, 0, 0, 0, 1, 1, 2])
     assert balanced_indices(labels, 5).tolist() == [0, 1, 4, 5, 6]
 

@@ -1,5 +1,6 @@
-"""A small network, its plans, and folders of both sides, for either backend."""
+"""A small network, its plans, and the folders of a client and a server, for both backends."""
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from polynext.encrypted.runtime.cost import CostEstimate
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
+from polynext.encrypted.runtime.program_file import load_program, save_program
+from polynext.models.network import PolyNeXt
 from polynext.preprocessing import Preprocessing
-from tests.circuit.test_circuit import small_network
+from tests.circuit.conftest import patch_network, small_network
 
 SAME_EVERYWHERE = get_backend("clear").costs
 
@@ -40,6 +43,16 @@ def examples() -> np.ndarray:
     return np.random.default_rng(3).normal(size=(32, 1, 4, 4))
 
 
+@pytest.fixture(scope="session")
+def patches() -> PolyNeXt:
+    return patch_network()
+
+
+@pytest.fixture(scope="session")
+def lowered(patches: PolyNeXt) -> Circuit:
+    return lower(patches)
+
+
 @pytest.fixture(scope="session", params=[1, 4], ids=lambda n: f"{n} images")
 def plan(request: pytest.FixtureRequest, circuit: Circuit, examples: np.ndarray) -> Plan:
     return make_plan(circuit, examples, request.param, costs=SAME_EVERYWHERE)
@@ -57,7 +70,7 @@ def spec(plan: Plan, backend: str) -> ClientSpec:
 
 @pytest.fixture(scope="session")
 def folders(plan: Plan, spec: ClientSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A server's and a client's folder."""
+    """A folder with a server's and a client's folder."""
     root = tmp_path_factory.mktemp("encrypted")
     save_server(plan.program, spec, root / "server")
     Client.keygen(ClientSpec.load(root / "server" / "client_spec.json"), root / "client", allow_unencrypted=True)
@@ -70,12 +83,12 @@ def logits(model: Any, images: np.ndarray) -> np.ndarray:
 
 
 def promised(cost: CostEstimate) -> float:
-    """How far logits may be off: what the plan says, and a margin for the odd key."""
+    """The allowed error of logits: the predicted one, with a margin, because it depends on the key."""
     return 1.5 * cost.error * cost.largest_logit
 
 
 def run_clear(program: Program, parameters: Parameters, images: np.ndarray) -> tuple[np.ndarray, ClearEvaluator]:
-    """The program's result, and what it counted on the way."""
+    """The program's result, and the evaluator with its counts."""
     evaluator = ClearEvaluator(parameters, program.rotations)
     packed = program.layouts[0].pack(images.reshape(len(images), -1))
     result = execute(program, encode_program(program, evaluator), evaluator, evaluator.image(packed))
@@ -91,3 +104,9 @@ def run_encrypted(program: Program, key: SecretKey, images: np.ndarray) -> np.nd
     image = key.encrypt(program.layouts[0].pack(images.reshape(len(images), -1)))
     answer = execute(program, encode_program(program, evaluator), evaluator, image)
     return program.layouts[-1].unpack(key.decrypt(answer))
+
+
+def saved_and_loaded(program: Program) -> Program:
+    with tempfile.TemporaryDirectory() as folder:
+        save_program(program, Path(folder) / "program.npz")
+        return load_program(Path(folder) / "program.npz")

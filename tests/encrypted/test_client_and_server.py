@@ -1,4 +1,4 @@
-"""Client and server: the files between them, what they may hold, and what is refused."""
+"""Clients and servers: the files between them, what they may contain, and what is refused."""
 
 import json
 import re
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import polynext.encrypted
 from polynext.circuit.graph import Linear
 from polynext.cli import main
 from polynext.encrypted import Client, ClientSpec, Plan, Server, get_backend
@@ -24,13 +25,12 @@ from polynext.encrypted.files import (
     HEADER,
     LONGEST_HEADER,
     header_for,
-    key_names,
     numbered,
     read_header,
     unpacked,
     write_parts,
 )
-from polynext.encrypted.runtime.backends.protocol import EvaluationKeys, Savable
+from polynext.encrypted.runtime.backends.protocol import EvaluationKeys, Part, Savable
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.program_file import save_program
 from polynext.errors import PolyNeXtError
@@ -69,21 +69,26 @@ def test_the_server_never_sees_the_secret_key(folders: Path) -> None:
         assert private.stat().st_mode & 0o077 == 0
 
 
-def test_the_offer_holds_no_weights(plan: Plan, spec: ClientSpec) -> None:
+def test_the_old_name_of_client_specs_is_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match="ClientSpec"):
+        assert polynext.encrypted.Offer is ClientSpec
+
+
+def test_the_client_spec_has_no_weights(plan: Plan, spec: ClientSpec) -> None:
     shown = json.dumps(spec.to_json())
     weights = [v for node in plan.circuit.order if isinstance(node, Linear) for v in node.map.matrix().data[:50]]
     assert not any(repr(float(w)) in shown for w in weights if w not in (0.0, 0.5, 1.0))
 
 
 @pytest.mark.parametrize("backend", ["seal"], indirect=True)
-def test_encrypted_twice_is_two_ciphertexts(folders: Path, examples: np.ndarray, tmp_path: Path) -> None:
+def test_encryption_is_randomised(folders: Path, examples: np.ndarray, tmp_path: Path) -> None:
     client = load_client(folders)
     for name in ("a", "b"):
         client.write_request(examples[:1], tmp_path / name)
     assert (tmp_path / "a").read_bytes() != (tmp_path / "b").read_bytes()
 
 
-def test_files_that_do_not_go_together_are_refused(
+def test_files_that_do_not_match_are_refused(
     folders: Path, spec: ClientSpec, examples: np.ndarray, tmp_path: Path
 ) -> None:
     client = load_client(folders)
@@ -97,13 +102,13 @@ def test_files_that_do_not_go_together_are_refused(
         client.read_answer(request)
     with pytest.raises(PolyNeXtError, match="there is no file"):
         server.answer_request(tmp_path / "missing", answer)
-    with pytest.raises(PolyNeXtError, match="holds a secret key already"):
+    with pytest.raises(PolyNeXtError, match="already has a secret key"):
         Client.keygen(spec, folders / "client", allow_unencrypted=True)
     with pytest.raises(PolyNeXtError, match="images are 1x8x8, and the network takes 1x4x4"):
         client.write_request(np.zeros((1, 1, 8, 8)), request)
 
     (tmp_path / "cut.enc").write_bytes(request.read_bytes()[:5000])
-    with pytest.raises(PolyNeXtError, match="cut short"):
+    with pytest.raises(PolyNeXtError, match="incomplete"):
         server.answer_request(tmp_path / "cut.enc", answer)
     (tmp_path / "foreign.enc").write_bytes(b"GIF89a" * 100)
     with pytest.raises(PolyNeXtError, match="is not a file of encrypted inference"):
@@ -123,28 +128,30 @@ def test_files_that_do_not_go_together_are_refused(
     changed = replace(spec, preprocessing=replace(spec.preprocessing, mean=(0.4,)))
     client.spec = changed
     client.write_request(examples[:1], tmp_path / "changed.enc")
-    with pytest.raises(PolyNeXtError, match="was made for parameters"):
+    with pytest.raises(PolyNeXtError, match="was made for client spec"):
         server.answer_request(tmp_path / "changed.enc", answer)
     assert not answer.exists()
 
 
-def test_a_server_folder_that_does_not_go_together_is_refused(folders: Path, plan: Plan, tmp_path: Path) -> None:
+def test_a_server_folder_that_does_not_match_is_refused(folders: Path, plan: Plan, tmp_path: Path) -> None:
     server, keys = tmp_path / "server", folders / "client" / EVALUATION
     shutil.copytree(folders / "server", server)
     plan.program.rotations += (5,)
     save_program(plan.program, server / "program.npz")
     plan.program.rotations = plan.program.rotations[:-1]
-    with pytest.raises(PolyNeXtError, match=r"program\.npz and client_spec\.json in .* do not go together"):
+    with pytest.raises(PolyNeXtError, match=r"program\.npz and client_spec\.json in .* do not match"):
         Server.load(server, keys)
     (server / "program.npz").rename(server / "circuit.npz")  # as earlier versions had it
-    with pytest.raises(PolyNeXtError, match=r"has no program\.npz, which `polynext encrypted prepare` writes: run it"):
+    with pytest.raises(
+        PolyNeXtError, match=r"has no program\.npz: write it with this version's `polynext encrypted prepare`"
+    ):
         Server.load(server, keys)
     (server / "client_spec.json").write_text("{}")
-    with pytest.raises(PolyNeXtError, match="is not an offer"):
+    with pytest.raises(PolyNeXtError, match="is not a client spec"):
         ClientSpec.load(server / "client_spec.json")
 
 
-def test_files_say_their_backend_and_go_with_no_other(spec: ClientSpec, folders: Path, tmp_path: Path) -> None:
+def test_files_of_another_backend_are_refused(spec: ClientSpec, folders: Path, tmp_path: Path) -> None:
     library = get_backend(spec.backend).library
     assert read_header(folders / "client" / EVALUATION, "evaluation")["library"] == library
     assert json.loads((folders / "server" / "client_spec.json").read_text())["library"] == library
@@ -152,28 +159,28 @@ def test_files_say_their_backend_and_go_with_no_other(spec: ClientSpec, folders:
     shutil.copytree(folders / "server", tmp_path / "server")
     replace(spec, backend=other).save(tmp_path / "server" / "client_spec.json")
     with pytest.raises(
-        PolyNeXtError, match=f"was made by the {spec.backend} backend, and this offer is of the {other}"
+        PolyNeXtError, match=f"was made for the {spec.backend} backend, and the client spec has the {other}"
     ):
         Server.load(tmp_path / "server", folders / "client" / EVALUATION)
 
 
 @pytest.mark.parametrize("backend", ["clear"], indirect=True)
-def test_a_client_is_told_that_nothing_is_encrypted(
+def test_a_backend_that_does_not_encrypt_is_refused(
     spec: ClientSpec, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plainly = "is of the clear backend, which encrypts nothing, so that everybody could read the images: send none"
-    with pytest.raises(PolyNeXtError, match=plainly):
+    message = "uses the clear backend, which does not encrypt: everybody could read your images"
+    with pytest.raises(PolyNeXtError, match=message):
         Client.keygen(spec, tmp_path / "client")
-    with pytest.raises(PolyNeXtError, match=plainly):
+    with pytest.raises(PolyNeXtError, match=message):
         Client.load(folders / "client")
     out = ["--out", str(tmp_path / "client")]
     assert main(["encrypted", "keygen", str(folders / "server" / "client_spec.json"), *out]) == 2
-    assert plainly in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "client").exists()
 
 
 class Letters:
-    """Saves itself as a key does."""
+    """Some bytes with the interface of a key."""
 
     def __init__(self, text: bytes):
         self.text = text
@@ -219,7 +226,7 @@ BAD_FILES: dict[str, Callable[[Path], None]] = {
     "header is deep": lambda p: archive(p, "[" * 4000, PARTS),
     "header is long": lambda p: archive(p, {**GOOD, "more": "x" * LONGEST_HEADER}, PARTS),
     "kind is a list": lambda p: archive(p, {**GOOD, "kind": []}, PARTS),
-    "offer is a number": lambda p: archive(p, {**GOOD, "client_spec": 1}, PARTS),
+    "client spec is a number": lambda p: archive(p, {**GOOD, "client_spec": 1}, PARTS),
     "images is a text": lambda p: archive(p, {**GOOD, "images": "2"}, PARTS),
     "no images": lambda p: archive(p, {**GOOD, "images": 0}, {}),
     "another version": lambda p: archive(p, {**GOOD, "version": 1}, PARTS),
@@ -231,7 +238,7 @@ BAD_FILES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_FILES)
-def test_bad_files_are_refused_with_a_sentence(tmp_path: Path, bad: str) -> None:
+def test_bad_files_are_refused_with_a_message(tmp_path: Path, bad: str) -> None:
     BAD_FILES[bad](tmp_path / "request.enc")
     with pytest.raises(PolyNeXtError, match=r"request\.enc .*: .*\.$"):
         read_parts(tmp_path / "request.enc")
@@ -240,7 +247,7 @@ def test_bad_files_are_refused_with_a_sentence(tmp_path: Path, bad: str) -> None
 
 @given(st.data())
 @settings(deadline=None, max_examples=300)
-def test_files_with_changed_bytes_are_whole_or_refused(data: st.DataObject) -> None:
+def test_files_with_changed_bytes_are_equal_or_refused(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "request.enc"
         write_parts(path, "request", HEADER_FIELDS, {name: Letters(text) for name, text in PARTS.items()})
@@ -254,7 +261,7 @@ def test_files_with_changed_bytes_are_whole_or_refused(data: st.DataObject) -> N
             assert read_parts(path) == list(PARTS.values())
 
 
-def test_keys_never_lie_where_others_can_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_can_never_read_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     path = tmp_path / "secret.key"
 
@@ -282,7 +289,7 @@ def test_keys_never_lie_where_others_can_read_them(tmp_path: Path, monkeypatch: 
 
 
 def unexpected_ciphertexts(client: Client, fresh: Any) -> list[Savable]:
-    """Of another level or scale, no ciphertexts at all, and what only SEAL has: of size three, and not encrypted."""
+    """Another level or scale, other files, and with SEAL also three polynomials and an empty ciphertext."""
     ring = client.secret.ring
     evaluator: Any = ring.evaluator(EvaluationKeys(Letters(b""), {}))
     scaled = evaluator.accumulate(None, fresh, evaluator.encode(np.ones(ring.parameters.slots), 0, 2.0))
@@ -297,7 +304,7 @@ def unexpected_ciphertexts(client: Client, fresh: Any) -> list[Savable]:
     return found
 
 
-def test_ciphertexts_unlike_those_expected_are_refused(folders: Path, examples: np.ndarray, tmp_path: Path) -> None:
+def test_unexpected_ciphertexts_are_refused(folders: Path, examples: np.ndarray, tmp_path: Path) -> None:
     client = load_client(folders)
     server = Server.load(folders / "server", folders / "client" / EVALUATION)
     count = client.spec.images + 1
@@ -314,16 +321,16 @@ def test_ciphertexts_unlike_those_expected_are_refused(folders: Path, examples: 
         server.answer_request(tmp_path / "request", tmp_path / "reply", processes=2)
 
 
-def test_keys_unlike_those_expected_are_refused(folders: Path, tmp_path: Path) -> None:
+def test_unexpected_keys_are_refused(folders: Path, tmp_path: Path) -> None:
     client = load_client(folders)
     header = header_for(client.spec, client.key)
-    names = ["relinearisation", *key_names(client.spec.rotations).values()]
+    names = [part.name for part in Part.keys(client.spec.rotations)]
     write_parts(tmp_path / "keys", "evaluation", header, dict.fromkeys(names, client.secret))
     with pytest.raises(PolyNeXtError, match=r"rotation-[0-9]+ is not a .*key"):
         Server.load(folders / "server", tmp_path / "keys")
 
 
-def test_logits_too_large_for_the_parameters_are_no_result(spec: ClientSpec) -> None:
+def test_logits_beyond_the_limit_are_refused(spec: ClientSpec) -> None:
     class Keys:
         size = 1.0
 
@@ -335,13 +342,13 @@ def test_logits_too_large_for_the_parameters_are_no_result(spec: ClientSpec) -> 
     keys.size = -spec.largest_logit
     assert client.decrypt([None], 1).shape == (1, 3)
     keys.size *= 1.1
-    with pytest.raises(OutOfRangeError, match=r"image 0 has logits up to .* leave it out") as raised:
+    with pytest.raises(OutOfRangeError, match=r"image 0 has logits up to .* Leave it out") as raised:
         client.decrypt([None], 1)
     assert np.isnan(raised.value.logits).all()
 
 
 @pytest.mark.parametrize("backend", ["seal"], indirect=True)
-def test_one_image_out_of_range_keeps_no_other_from_its_answer(
+def test_an_image_out_of_range_does_not_affect_the_others(
     folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def read_answer(self: Client, path: Path) -> np.ndarray:
@@ -358,10 +365,8 @@ def test_one_image_out_of_range_keeps_no_other_from_its_answer(
 
 
 @pytest.mark.parametrize("backend", ["seal"], indirect=True)
-def test_a_wrong_answer_is_never_taken_for_one(
-    plan: Plan, spec: ClientSpec, trained: Any, examples: np.ndarray
-) -> None:
-    """Images ever less like the examples, up to far beyond where values wrap around: right, or refused."""
+def test_wrong_logits_are_always_refused(plan: Plan, spec: ClientSpec, trained: Any, examples: np.ndarray) -> None:
+    """Images less and less like the examples, far beyond overflow: correct or refused."""
     key = get_backend(spec.backend).ring(plan.parameters).generate_key()
     client = Client(spec, key, "")
     evaluator = key.ring.evaluator(key.evaluation_keys(plan.program.rotations))
@@ -382,47 +387,47 @@ def test_a_wrong_answer_is_never_taken_for_one(
     assert refused[-1] == 2.0**22.5
 
 
-def test_a_demo_replaces_only_what_a_demo_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from polynext.cli.encrypted_demo import make_folders
+def test_a_demo_replaces_only_folders_of_a_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from polynext.encrypted.compiler.demo import make_demo_folders
 
-    make_folders(tmp_path / "demo")
+    make_demo_folders(tmp_path / "demo")
     (tmp_path / "demo" / "client" / SECRET).touch()
-    make_folders(tmp_path / "demo")
+    make_demo_folders(tmp_path / "demo")
     assert not (tmp_path / "demo" / "client" / SECRET).exists()
 
     (tmp_path / "client").mkdir()
     (tmp_path / "client" / SECRET).touch()
     assert main(["encrypted", "demo", "--out", str(tmp_path)]) == 2
-    assert "no demo made it" in capsys.readouterr().err
+    assert "no demo created it" in capsys.readouterr().err
     assert (tmp_path / "client" / SECRET).exists() and not (tmp_path / "server").exists()
 
 
-def test_the_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, sentence in [
+def test_messages_of_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in [
         (["plan", str(tmp_path)], "is not a finished run"),
-        (["keygen", str(tmp_path / "client_spec.json")], "there is no offer"),
-        (["encrypt"], "give image files to encrypt"),
-        (["encrypt", "--digits", "2", "--client", str(tmp_path)], "there is no offer"),
+        (["keygen", str(tmp_path / "client_spec.json")], "there is no client spec"),
+        (["encrypt"], "give image files, or --digits"),
+        (["encrypt", "--digits", "2", "--client", str(tmp_path)], "there is no client spec"),
         (["demo", "--images", "0"], "images is 0: give at least 1"),
         (["conjure"], "choose one of demo, design, plan"),
     ]:
         assert main(["encrypted", *arguments]) == 2
-        assert sentence in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main(["encrypted", "--help"]) == 0
 
 
-def test_networks_of_the_package_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_networks_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, find_shipped
 
     assert find_shipped("digits") is DIGITS and find_shipped("cifar10") is CIFAR10
     assert find_shipped("imagenet") is None
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
-    assert find_shipped("digits") is None, "a folder of that name is meant"
+    assert find_shipped("digits") is None, "a folder of that name comes first"
 
 
 @pytest.mark.slow
-def test_the_demo_shows_encrypted_digits(
+def test_the_demo_classifies_encrypted_digits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -433,7 +438,7 @@ def test_the_demo_shows_encrypted_digits(
 
 @pytest.mark.slow
 def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
-    """What the README promises: a trained network answers encrypted digits as it answers them in the clear."""
+    """The claim of the README: encrypted predictions equal those in the clear."""
     from polynext.encrypted.compiler.prepare import prepare
     from polynext.encrypted.compiler.shipped import DIGITS
 
@@ -453,7 +458,7 @@ def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_hundred_encrypted_photographs(tmp_path: Path) -> None:
-    """What the README promises of CIFAR-10; an hour on one core."""
+    """The claim of the README for CIFAR-10. This takes an hour on one core."""
     from polynext.encrypted.compiler.shipped import CIFAR10, shipped_server
 
     trained, prepared = CIFAR10.load(), shipped_server(CIFAR10)

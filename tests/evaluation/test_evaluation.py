@@ -72,7 +72,7 @@ def test_processes_share_the_images_exactly() -> None:
     assert whole.class_right == np.sum([p.class_right for p in parts], axis=0).tolist()
 
 
-def test_on_a_terminal_there_is_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_progress_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """An evaluation on ImageNet may take hours."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     score(Brightest(10), open_set("digits", DataConfig()), ALONE)
@@ -108,7 +108,7 @@ def image_folders(root: Path, classes: list[str]) -> None:
         Image.new("RGB", (8, 8), (i % 256, 0, 0)).save(root / name / f"ILSVRC2012_val_{i + 1:08d}.JPEG")
 
 
-def test_imagenets_relatives_are_scored_among_their_classes(tmp_path: Path) -> None:
+def test_imagenet_variants_are_scored_on_their_classes(tmp_path: Path) -> None:
     data = DataConfig(root=tmp_path / "a", preprocessing=COLOUR)
     image_folders(tmp_path / "a", synsets("imagenet-a"))
     chosen = open_set("imagenet-a", data)
@@ -128,7 +128,7 @@ def test_imagenet_may_come_as_arrays(tmp_path: Path) -> None:
     assert chosen.examples.labels.tolist() == [0, 999]
 
 
-def test_a_relative_of_imagenet_is_not_looked_for_in_its_folder(tmp_path: Path) -> None:
+def test_an_imagenet_variant_does_not_use_the_folder_of_imagenet(tmp_path: Path) -> None:
     config = TrainConfig(data=DataConfig(name="imagenet", root=tmp_path, preprocessing=COLOUR))
     run = Run("none", Brightest(1000), COLOUR, config=config)
     for name in ("imagenet-a", "imagenet-c"):
@@ -136,16 +136,16 @@ def test_a_relative_of_imagenet_is_not_looked_for_in_its_folder(tmp_path: Path) 
             evaluate(run, name)
 
 
-def test_what_is_not_the_data_set_is_named(tmp_path: Path) -> None:
+def test_wrong_folders_are_reported(tmp_path: Path) -> None:
     data = DataConfig(root=tmp_path / "a", preprocessing=COLOUR)
     image_folders(tmp_path / "a", synsets("imagenet-a")[1:])
-    with pytest.raises(PolyNeXtError, match=f"lacks 1 of 200 classes, the first {synsets('imagenet-a')[0]}"):
+    with pytest.raises(PolyNeXtError, match=f"lacks 1 of 200 classes, such as {synsets('imagenet-a')[0]}"):
         open_set("imagenet-a", data)
     image_folders(tmp_path / "a", ["n99999999"])
     with pytest.raises(PolyNeXtError, match="not classes of this data set: n99999999"):
         open_set("imagenet-a", data)
     (tmp_path / "a" / synsets("imagenet-a")[0]).mkdir()
-    with pytest.raises(PolyNeXtError, match="classes without an image"):
+    with pytest.raises(PolyNeXtError, match="classes without images"):
         open_set("imagenet-a", data)
     with pytest.raises(PolyNeXtError, match=r"there is no .*gaussian_noise.*needs all 15 corruptions"):
         open_corrupted("imagenet-c", data, "gaussian_noise", 1)
@@ -153,7 +153,7 @@ def test_what_is_not_the_data_set_is_named(tmp_path: Path) -> None:
         score(Brightest(7), open_set("digits", DataConfig()), ALONE)
 
 
-def test_the_mean_corruption_error_is_the_papers() -> None:
+def test_the_mean_corruption_error_equals_the_papers() -> None:
     assert mean_corruption_error({c: [e] * 5 for c, e in ALEXNET_ERRORS.items()}, ALEXNET_ERRORS) == pytest.approx(100)
     half = {c: [e / 2] * 5 for c, e in ALEXNET_ERRORS.items()}
     assert mean_corruption_error(half, ALEXNET_ERRORS) == pytest.approx(50)
@@ -162,7 +162,7 @@ def test_the_mean_corruption_error_is_the_papers() -> None:
     assert list(ALEXNET_ERRORS) == list(CORRUPTIONS)
 
 
-def test_published_figures_agree_with_each_other() -> None:
+def test_published_accuracies_agree_with_each_other() -> None:
     assert published_figure("cpolynext_small", "imagenet-c") == 47.9
     assert published_figure("cpolynext_lowres", "cifar10") == 97.1
     assert published_figure("resnet18", "imagenet") is None
@@ -176,7 +176,7 @@ def test_published_figures_agree_with_each_other() -> None:
         assert row["flops"] == costs[row["model"]], row
 
 
-def test_a_figure_stands_beside_the_weights_that_it_is_of() -> None:
+def test_the_papers_accuracy_is_shown_for_its_weights_only() -> None:
     assert published_figure("convnext_tiny.fb_in1k", "imagenet") == 82.1
     assert published_figure("convnext_tiny.in12k_ft_in1k", "imagenet") is None
     assert published_figure("cpolynext_lowres.svhn", "svhn") == 98.1
@@ -196,11 +196,11 @@ def test_a_figure_stands_beside_the_weights_that_it_is_of() -> None:
     assert paper_figure(replace(trained, config=elsewhere), "imagenet") is None
 
 
-def test_other_weights_than_the_papers_are_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_are_not_the_papers_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     record = {"model": "convnext_tiny.in12k_ft_in1k", "weights": "published", "data": "imagenet", "published": None}
     record |= {"published_of": "convnext_tiny.fb_in1k", "images": 1, "top1": 84.0, "top5": 97.0}
     show(record, per_class=False, target=Path("x.json"))
-    assert "The paper's figure is of other weights, convnext_tiny.fb_in1k: give that name" in capsys.readouterr().out
+    assert "The paper's accuracy is that of other weights: give convnext_tiny.fb_in1k" in capsys.readouterr().out
 
 
 def test_the_papers_models_are_timms() -> None:
@@ -218,7 +218,7 @@ def photograph(size: int, channels: int = 3) -> np.ndarray:
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 @pytest.mark.parametrize("size", [8, 32, 96])
-def test_corruptions_corrupt_more_the_more_severe(name: str, size: int) -> None:
+def test_corruptions_increase_with_severity(name: str, size: int) -> None:
     image = photograph(size)
     damage = []
     for severity in range(1, 6):
@@ -254,15 +254,15 @@ def test_a_run_is_evaluated_and_recorded(run: Path, capsys: pytest.CaptureFixtur
     assert record["top1"] == pytest.approx(best)
 
 
-def test_other_weights_of_a_run_are_taken_if_given(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_weights_of_a_run_can_be_given(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--checkpoint", str(run / "last.safetensors"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["weights"] == digest(run / "last.safetensors")
     assert (run / "last.digits.json").is_file()
     assert main(["evaluate", str(run), "--pretrained"]) == 2
-    assert "leave --pretrained out" in capsys.readouterr().err
+    assert "leave out --pretrained" in capsys.readouterr().err
 
 
-def test_a_run_of_another_network_is_used_like_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_a_timm_model_is_used_like_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And without its data."""
     for label in "ab":
         for split in ("train", "val"):
@@ -280,7 +280,7 @@ def test_a_run_of_another_network_is_used_like_ours(tmp_path: Path, capsys: pyte
     assert {c["class"] for c in json.loads(capsys.readouterr().out)["classes"]} == {"a", "b"}
 
 
-def test_corrupted_digits_go_on_where_they_were(
+def test_an_interrupted_evaluation_of_corrupted_digits_resumes(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from polynext.evaluation import measure
@@ -305,9 +305,9 @@ def test_corrupted_digits_go_on_where_they_were(
     assert "not comparable with the released ImageNet-C" in capsys.readouterr().out
 
 
-def test_evaluation_mistakes_are_sentences(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, sentence in [
-        (["nonesuch"], "is neither a model nor the folder or file of a run"),
+def test_evaluation_mistakes_are_messages(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in [
+        (["nonesuch"], "is not a model, the folder of a run or a weights file"),
         ([str(run), "--data", "cats"], "there is no evaluation set 'cats'"),
         (["cpolynext_tiny", "--data", "imagenet"], "imagenet needs its folder as --root"),
         (["cpolynext_tiny", "--checkpoint", str(run / "best.safetensors")], "holds weights of cpolynext_nano"),
@@ -315,13 +315,13 @@ def test_evaluation_mistakes_are_sentences(run: Path, tmp_path: Path, capsys: py
         ([str(run), "--batch-size", "0"], "batch-size is 0: give at least 1"),
         ([str(run), "--workers", "-1"], "workers is -1: give at least 0"),
         ([str(run), "--out", str(tmp_path)], "is a folder: give a file"),
-        ([str(run), "--out", str(run / "config.yaml" / "x.json")], "config.yaml is no folder"),
+        ([str(run), "--out", str(run / "config.yaml" / "x.json")], "config.yaml is not a folder"),
     ]:
         assert main(["evaluate", *arguments]) == 2
-        assert sentence in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
-def test_pictures_of_all_kinds_are_read(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_of_all_kinds_are_read(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grey = Image.fromarray(photograph(16)[:, :, 0])
     pictures = {
         "grey.png": grey,
@@ -345,7 +345,7 @@ def test_pictures_of_all_kinds_are_read(run: Path, tmp_path: Path, capsys: pytes
     assert sum(chances[0].values()) <= 1 + 1e-6 and len(chances[0]) == 5
 
 
-def test_unreadable_pictures_do_not_stop_the_rest(
+def test_unreadable_images_do_not_stop_the_rest(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Image.fromarray(photograph(16)).save(tmp_path / "good.png")
@@ -361,4 +361,4 @@ def test_unreadable_pictures_do_not_stop_the_rest(
     assert capsys.readouterr().out.startswith("-: ")
     assert main(["predict", str(run), "absent.png"]) == 2
     assert main(["predict", "cpolynext_nano", str(tmp_path / "good.png")]) == 2
-    assert "is untrained as it is" in capsys.readouterr().err
+    assert "has no trained weights" in capsys.readouterr().err

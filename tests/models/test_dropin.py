@@ -65,7 +65,7 @@ class Nothing(nn.Module):
         return torch.zeros_like(x)
 
 
-def test_everything_else_stays() -> None:
+def test_other_modules_stay() -> None:
     """With mixers that add nothing, the network with its attention replaced is the one it was."""
     model = small_caformer().eval()
     images = torch.randn(2, 3, 64, 96)
@@ -97,7 +97,7 @@ def test_the_image_size_is_what_the_network_was_built_for() -> None:
 
 
 @pytest.mark.parametrize("match", ["params", "flops"])
-def test_an_error_leaves_the_network_as_it_was(match) -> None:
+def test_an_error_leaves_the_network_unchanged(match) -> None:
     def too_wide(channels: int, ratio: float, **dd) -> nn.Module:
         return PolyMLP(channels, 64, **dd)
 
@@ -140,14 +140,14 @@ def test_class_tokens_take_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "message"),
     [
         (lambda: polynext.replace_mixers(timm.create_model("test_resnet")), "ResNet has nothing to replace"),
         (
             lambda: polynext.replace_mixers(small_caformer(), conv=None, attention=None, mlp=None),
             "MetaFormer has nothing to replace",
         ),
-        (lambda: polynext.replace_mixers(small_caformer(), match="size"), "match='size'"),
+        (lambda: polynext.replace_mixers(small_caformer(), match="size"), "match is 'size'"),
         (lambda: timm.create_model("caformer_s18_poly", pretrained=True), "no published weights"),
         (
             lambda: TokenAttention(PolyAttention(32), prefix=0, grid=None)(torch.zeros(1, 12, 32)),
@@ -156,8 +156,8 @@ def test_class_tokens_take_part() -> None:
         (lambda: TokenAttention(nn.Identity(), prefix=1, grid=None), "Identity cannot replace attention among class"),
     ],
 )
-def test_mistakes(call, sentence: str) -> None:
-    with pytest.raises(PolyNeXtError, match=sentence):
+def test_mistakes(call, message: str) -> None:
+    with pytest.raises(PolyNeXtError, match=message):
         call()
 
 

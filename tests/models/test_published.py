@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 import polynext
 from polynext.cli import main
-from polynext.models import PUBLISHED, read_weights
+from polynext.models import PUBLISHED
 from polynext.models.costs import count_macs, count_parameters
 from tests import golden
 
@@ -87,7 +87,7 @@ def test_a_training_checkpoint_without_ema_gives_its_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "complaint"),
+    ("spoil", "message"),
     [
         (lambda w: w.pop("cells.3.ops.2.weight"), "missing stages.1.cells.1.stacks.0.mixer.k_fine.weight"),
         (lambda w: w.update({"cells.0.ops.99.weight": torch.zeros(1)}), "no PolyNeXt has: cells.0.ops.99.weight"),
@@ -96,14 +96,14 @@ def test_a_training_checkpoint_without_ema_gives_its_weights() -> None:
         (lambda w: w.pop("cells.0.skip_weight"), "not a published PolyNeXt checkpoint"),
         (lambda w: w.pop("head.3.weight"), "missing head.fc.weight"),
         (lambda w: w.pop("stem.weight"), "expected a stem.weight"),
-        (lambda w: w.update({"stem.weight": torch.zeros(72)}), "expected a stem.weight of four axes"),
+        (lambda w: w.update({"stem.weight": torch.zeros(72)}), "expected a stem.weight with four axes"),
         (lambda w: w.update({"cells.2.preprocess1.scale": torch.zeros(5)}), r"s1 \(5,\) instead of \(144,\)"),
     ],
 )
-def test_conversion_is_strict(spoil, complaint: str) -> None:
+def test_conversion_is_strict(spoil, message: str) -> None:
     weights = small_checkpoint()
     spoil(weights)
-    with pytest.raises(polynext.PolyNeXtError, match=complaint):
+    with pytest.raises(polynext.PolyNeXtError, match=message):
         polynext.from_published(weights)
 
 
@@ -119,31 +119,6 @@ def test_convert_command(tmp_path, capsys) -> None:
     polynext.load_weights(model, tmp_path / "ours.safetensors")
     polynext.load_weights(model, tmp_path / "published.pt")
     assert torch.equal(model.stem.weight, expected["stem.weight"])
-
-
-def test_unreadable_files_are_told_apart(tmp_path) -> None:
-    torch.save(small_checkpoint(), tmp_path / "whole.pt")
-    (tmp_path / "torn.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:100_000])
-    (tmp_path / "torn.safetensors").write_bytes(b"\x08\x00\x00\x00")
-    (tmp_path / "text.pt").write_text("not a checkpoint")
-    torch.save(torch.nn.Linear(2, 2), tmp_path / "code.pt")
-    torch.save([1, 2], tmp_path / "list.pt")
-    torch.save({1: 2, "state_dict": 3}, tmp_path / "foreign.pt")
-    with pytest.raises(polynext.PolyNeXtError, match="not a published PolyNeXt checkpoint, it holds 1, state_dict"):
-        polynext.from_published(torch.load(tmp_path / "foreign.pt"))
-    for name in ("torn.pt", "torn.safetensors", "text.pt", "code.pt"):
-        with pytest.raises(polynext.PolyNeXtError, match="truncated or something else"):
-            read_weights(tmp_path / name)
-    with pytest.raises(polynext.PolyNeXtError, match="holds a list"):
-        read_weights(tmp_path / "list.pt")
-    with pytest.raises(polynext.PolyNeXtError, match="there is no file"):
-        read_weights(tmp_path / "absent.pt")
-
-
-def test_weights_of_another_model_are_refused(tmp_path) -> None:
-    torch.save(small_checkpoint(), tmp_path / "lowres.pt")
-    with pytest.raises(polynext.PolyNeXtError, match=r"unexpected stages.* misshapen head.fc.weight"):
-        polynext.load_weights(polynext.create_model("cpolynext_nano"), tmp_path / "lowres.pt")
 
 
 @pytest.fixture

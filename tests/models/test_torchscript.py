@@ -16,7 +16,7 @@ from polynext.models.backbone import check_image
 from polynext.nn import PolyAttention
 from polynext.nn.norm import check_size
 from tests.models.test_dropin import small_caformer
-from tests.models.test_models import NAMES, build, images, randomise
+from tests.models.test_polynext import NAMES, build, images, randomise
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:FutureWarning"),
@@ -107,7 +107,7 @@ def test_an_fx_graph_can_be_scripted(name: str) -> None:
     torch.testing.assert_close(logits, model(x))
 
 
-def test_scripted_checks_tell_the_mistake() -> None:
+def test_scripted_checks_name_the_mistake() -> None:
     check = torch.jit.script(check_image)
     with pytest.raises(torch.jit.Error, match=r"takes \(batch, 1, height, width\) but got \(1, 3, 8, 8\)"):
         check(torch.randn(1, 3, 8, 8), 1, 2)

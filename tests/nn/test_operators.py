@@ -205,20 +205,20 @@ def test_attention_is_its_formula(normalisation, p: int, window: int | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("build", "complaint"),
+    ("build", "message"),
     [
         (lambda: PolyAttention(8, p=0), "p=0"),
         (lambda: PolyAttention(8, head_dim=1), "head_dim=1"),
         (lambda: PolyAttention(8, normalisation="l2"), "'l2'"),
-        (lambda: PolyAttention(8, normalisation="row_sum"), "needs the feature map's size"),
+        (lambda: PolyAttention(8, normalisation="row_sum"), "needs the size of the feature map"),
         (lambda: PolyAttention(8, size=(4, 4)), "take any size"),
         (lambda: PolyAttention(8, window=0), "window=0"),
         (lambda: PolyMLP(3, ratio=1.0), "even width"),
         (lambda: PolyHead(3, 2, pool="median"), "'median'"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(build, complaint: str) -> None:
-    with pytest.raises(PolyNeXtError, match=complaint):
+def test_wrong_arguments_have_a_message(build, message: str) -> None:
+    with pytest.raises(PolyNeXtError, match=message):
         build()
 
 

@@ -1,4 +1,4 @@
-"""Chromium and the built page, if both are here."""
+"""Chromium and the built page, if both are available."""
 
 import importlib.util
 import shutil
@@ -11,7 +11,7 @@ from typing import Any
 from polynext.service.app import PAGE
 from tests.service.conftest import PATIENCE
 
-# Chromium keeps to the page: nothing of its own goes to the network. Containers have no sandbox to offer.
+# Chromium sends no requests of its own. Containers have no sandbox.
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -28,7 +28,7 @@ def chromium() -> str | None:
 
 
 def missing() -> str | None:
-    """Why the page cannot be tried in a browser here, and the cure."""
+    """Why the page cannot be tested in a browser here, and what to do."""
     if not (PAGE / "index.html").is_file():
         return "the page is not built: make page"
     if chromium() is None:
@@ -40,7 +40,7 @@ def missing() -> str | None:
 
 @contextmanager
 def browser(**options: Any) -> Iterator[Any]:
-    """A window of a new Chromium, with nothing remembered from others."""
+    """A new Chromium with an empty profile."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
@@ -61,7 +61,7 @@ THREE = [
 
 
 def draw(page: Any, line: list[tuple[float, float]]) -> None:
-    """A line with the pointer, in shares of the sheet."""
+    """Draw a line with the pointer; coordinates are relative to the sheet."""
     box = page.locator("#pad").bounding_box()
     points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in line]
     page.mouse.move(*points[0])
@@ -72,19 +72,19 @@ def draw(page: Any, line: list[tuple[float, float]]) -> None:
 
 
 def logits(page: Any) -> list[float]:
-    """Waits for the answer, and reads it off the bars."""
+    """Wait for the answer and read it from the bars."""
     page.wait_for_selector("#answer strong")
     return page.eval_on_selector_all("#bars li", "rows => rows.map(row => Number(row.dataset.logit))")
 
 
 def ledger(page: Any) -> dict[str, tuple[int, int]]:
-    """Milliseconds and bytes of each step."""
+    """Milliseconds and bytes of each step, from the table on the page."""
     rows = page.eval_on_selector_all("#ledger tr", "rows => rows.map(row => ({...row.dataset}))")
     return {row["step"]: (int(row["milliseconds"]), int(row["bytes"] or 0)) for row in rows}
 
 
 def save_picture(page: Any, path: Path) -> None:
-    """The upper part of the page, down to the end of the three panes."""
+    """Save a screenshot of the top of the page, down to the end of the three panes."""
     page.evaluate("scrollTo(0, 0)")
     height = page.locator(".flow").bounding_box()["y"] + page.locator(".flow").bounding_box()["height"]
     clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height + 32}

@@ -1,4 +1,4 @@
-"""Services on 127.0.0.1 with a small network, and folders to serve."""
+"""Services on 127.0.0.1 with a small network, and server folders."""
 
 import asyncio
 import hashlib
@@ -28,7 +28,7 @@ from polynext.service import LocalWorkers, Service, Settings, Store, Tokens, cre
 from tests.circuit.test_circuit import small_network
 from tests.encrypted.conftest import SAME_EVERYWHERE
 
-# Seconds for what takes a moment: the machine may be busy with other tests.
+# Seconds to wait: the machine may be busy with other tests.
 PATIENCE = 300.0
 QUIET: dict[str, Any] = {"progress": lambda what, share: None, "allow_unencrypted": True, "timeout": PATIENCE}
 
@@ -57,7 +57,7 @@ def save(plan: Plan, backend: str, folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def folder(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A server's folder whose backend encrypts nothing."""
+    """A server folder whose backend does not encrypt."""
     return save(plan, "clear", tmp_path_factory.mktemp("prepared") / "small")
 
 
@@ -67,7 +67,7 @@ def seal_folder(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Running:
-    """A service in a thread of its own."""
+    """A service in its own thread."""
 
     def __init__(self, data: Path, *folders: Path, tokens: Tokens | None = None, **settings: Any):
         self.data, self.ready = data, threading.Event()
@@ -95,7 +95,7 @@ class Running:
             await self.service.stop()
 
     def call(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Something of the service's, in its thread."""
+        """Call a function in the service's thread."""
 
         async def called() -> Any:
             return function(*given)
@@ -122,7 +122,7 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts services, and stops them after the test."""
+    """Starts services and stops them after the test."""
     started: list[Running] = []
 
     def start_one(*folders: Path, data: Path = tmp_path / "data", **options: Any) -> Running:
@@ -137,14 +137,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def running(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One service for all tests that do it no harm."""
+    """One service for all tests that leave it intact."""
     made = Running(tmp_path_factory.mktemp("service"), folder)
     yield made
     made.stop()
 
 
 class ByHand:
-    """A client that speaks HTTP itself, with keys of its own."""
+    """A client that sends HTTP requests itself, with its own keys."""
 
     def __init__(self, running: Running, network: str = "small", **options: Any):
         self.network = running.networks[network]
@@ -153,7 +153,7 @@ class ByHand:
         keys = secret.sendable_keys(self.network.spec.rotations)
         savable = {"relinearisation": keys.relinearisation, **{f"rotation-{s}": k for s, k in keys.rotations.items()}}
         self.secret, self.parts = secret, {name: saved(savable[name]) for name in self.network.parts}
-        if not self.network.encrypts:  # such keys are all the same, and these are to be somebody's own
+        if not self.network.encrypts:  # make the keys of this backend, which are all equal, differ
             self.parts["relinearisation"] += "".join(secrets.choice(" \n\t") for _ in range(32)).encode()
 
     def manifest(self, **changes: bytes) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class ByHand:
             {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             for name, data in parts.items()
         ]
-        return {"offer": self.network.spec.fingerprint, "parts": described}
+        return {"client_spec": self.network.spec.fingerprint, "parts": described}
 
     def announce(self, **changes: bytes) -> str:
         return self.http.post("/v1/keys", json=self.manifest(**changes)).raise_for_status().json()["id"]
@@ -179,8 +179,8 @@ class ByHand:
     def ciphertext(self, image: np.ndarray) -> bytes:
         return saved(self.secret.encrypt(self.network.spec.pack(image[None])))
 
-    def ask(self, job: str, keys: str, data: bytes, offer: str = "small") -> httpx.Response:
-        return self.http.put(f"/v1/jobs/{job}", params={"offer": offer, "keys": keys}, content=data)
+    def ask(self, job: str, keys: str, data: bytes, network: str = "small") -> httpx.Response:
+        return self.http.put(f"/v1/jobs/{job}", params={"network": network, "keys": keys}, content=data)
 
     def ended(self, job: str, seconds: float = PATIENCE) -> dict[str, Any]:
         end = time.monotonic() + seconds
@@ -204,7 +204,7 @@ def wait_until(condition: Any) -> Any:
         if found := condition():
             return found
         time.sleep(0.01)
-    raise AssertionError("it did not come to that")
+    raise AssertionError("the condition did not become true")
 
 
 def new_job() -> str:

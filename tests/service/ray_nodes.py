@@ -1,6 +1,6 @@
-"""Several Ray nodes on this machine, one killed in the middle of a job: python ray_nodes.py SERVER_FOLDER WORK_FOLDER.
+"""Start several Ray nodes and kill one in the middle of a job: python ray_nodes.py SERVER_FOLDER WORK_FOLDER.
 
-A script, because Ray wants the main thread and a process that it may leave things behind in.
+This is a script because Ray needs the main thread, and leaves threads and processes behind.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from polynext.encrypted import Client, ClientSpec
 from polynext.encrypted.files import unpacked
 from polynext.encrypted.runtime.backends.protocol import Part
 from polynext.service import Settings
-from polynext.service.answering import Assignment
 from polynext.service.cluster import RayWorkers
+from polynext.service.inference import Assignment
 from polynext.service.workers import WorkerDied
 
 

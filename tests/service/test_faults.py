@@ -1,4 +1,4 @@
-"""Load and faults: nothing that was accepted is lost, and every client gets a clear answer."""
+"""Load and faults: no accepted job is lost, and every client gets a clear response."""
 
 import itertools
 import os
@@ -32,7 +32,9 @@ def children(process: int) -> list[int]:
     return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
 
 
-def test_twenty_clients_at_once(start: Start, folder: Path, trained: Any, examples: np.ndarray, tmp_path: Path) -> None:
+def test_twenty_clients_at_the_same_time(
+    start: Start, folder: Path, trained: Any, examples: np.ndarray, tmp_path: Path
+) -> None:
     running = start(folder, workers=2, queue=6)
     wanted = logits(trained, examples[:20])
 
@@ -46,19 +48,19 @@ def test_twenty_clients_at_once(start: Start, folder: Path, trained: Any, exampl
     for number, answer in enumerate(answers):
         np.testing.assert_allclose(answer, wanted[[number] * 3], atol=1e-6)
     metrics = running.http().get("/metrics").text
-    assert 'polynext_jobs_total{offer="small",state="done"} 60.0' in metrics
+    assert 'polynext_jobs_total{network="small",state="done"} 60.0' in metrics
     assert running.service.store.jobs_in("queued", "running", "done", "failed") == []
     assert status("VmRSS") - before < 300 * 2**20
 
 
-def test_beyond_the_bound_clients_are_told_when_to_come_back(
+def test_clients_beyond_the_limit_learn_when_to_try_again(
     start: Start, seal_folder: Path, examples: np.ndarray
 ) -> None:
     running = start(seal_folder, workers=1, queue=3)
     by_hand = ByHand(running)
     keys, data = by_hand.send_keys(), by_hand.ciphertext(examples[0])
-    answerer = running.service.workers.process.pid
-    os.kill(answerer, signal.SIGSTOP)  # nothing is answered until all have asked
+    process = running.service.workers.process.pid
+    os.kill(process, signal.SIGSTOP)  # no job runs until all are submitted
     first = new_job()
     assert by_hand.ask(first, keys, data).status_code == 202
     wait_until(lambda: by_hand.http.get(f"/v1/jobs/{first}").json()["state"] == "running")
@@ -68,24 +70,22 @@ def test_beyond_the_bound_clients_are_told_when_to_come_back(
     waiting = [answer.json()["id"] for answer in answers[:3]]
     assert [by_hand.http.get(f"/v1/jobs/{job}").json()["position"] for job in waiting] == [0, 1, 2]
     by_hand.http.delete(f"/v1/jobs/{waiting[-1]}").raise_for_status()  # cancelled
-    os.kill(answerer, signal.SIGCONT)
+    os.kill(process, signal.SIGCONT)
     assert {by_hand.ended(job)["state"] for job in (first, *waiting[:-1])} == {"done"}
 
 
-@pytest.mark.parametrize("victim", ["worker", "answerer"])
-def test_the_jobs_of_the_dead_are_done_again(
-    start: Start, seal_folder: Path, examples: np.ndarray, victim: str
-) -> None:
+@pytest.mark.parametrize("victim", ["fork", "inference process"])
+def test_jobs_of_a_killed_process_run_again(start: Start, seal_folder: Path, examples: np.ndarray, victim: str) -> None:
     running = start(seal_folder, workers=1)
     by_hand = ByHand(running)
     keys, data, jobs = by_hand.send_keys(), by_hand.ciphertext(examples[0]), [new_job() for _ in range(5)]
     for job in jobs:
         by_hand.ask(job, keys, data).raise_for_status()
-    answerer = running.service.workers.process.pid
-    worker = wait_until(lambda: stopped_child(answerer))
-    os.kill({"worker": worker, "answerer": answerer}[victim], signal.SIGKILL)
+    process = running.service.workers.process.pid
+    fork = wait_until(lambda: stopped_child(process))
+    os.kill({"fork": fork, "inference process": process}[victim], signal.SIGKILL)
     with suppress(ProcessLookupError):
-        os.kill(worker, signal.SIGCONT)
+        os.kill(fork, signal.SIGCONT)
     ended = [by_hand.ended(job) for job in jobs]
     assert {job["state"] for job in ended} == {"done"}
     assert sorted(job["attempts"] for job in ended) == [1, 1, 1, 1, 2]
@@ -93,7 +93,7 @@ def test_the_jobs_of_the_dead_are_done_again(
 
 
 def stopped_child(process: int) -> int | None:
-    """A child in the middle of its work, which waits there."""
+    """Stop a child in the middle of its work and return it."""
     for child in children(process):
         with suppress(ProcessLookupError, FileNotFoundError):
             os.kill(child, signal.SIGSTOP)
@@ -103,11 +103,11 @@ def stopped_child(process: int) -> int | None:
 
 
 def state(process: int) -> str:
-    """The letter that the system has for it."""
+    """The letter of the process state in /proc."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_a_job_that_kills_every_worker_is_given_up(start: Start, seal_folder: Path, examples: np.ndarray) -> None:
+def test_a_job_whose_workers_all_die_fails(start: Start, seal_folder: Path, examples: np.ndarray) -> None:
     running = start(seal_folder, workers=1, attempts=2)
     by_hand = ByHand(running)
     keys, job = by_hand.send_keys(), new_job()
@@ -127,7 +127,7 @@ def test_a_job_that_kills_every_worker_is_given_up(start: Start, seal_folder: Pa
     finally:
         stopping.set()
         killer.join()
-    assert ended["state"] == "failed" and "started 2 times and no worker survived it" in ended["error"]
+    assert ended["state"] == "failed" and "the worker died in each of 2 attempts" in ended["error"]
     gone = by_hand.http.get(f"/v1/jobs/{job}/answer")
     assert (gone.status_code, gone.json()["code"]) == (410, "failed")
 
@@ -144,7 +144,7 @@ if __name__ == "__main__":
 
 @contextmanager
 def served(folder: Path, data: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A service in a process of its own."""
+    """A service in its own process."""
     script = data.with_suffix(".py")
     script.write_text(SERVE)
     command = [sys.executable, str(script), str(folder), str(data), str(port)]
@@ -159,7 +159,7 @@ def served(folder: Path, data: Path, port: int = 0) -> Iterator[tuple[subprocess
             process.wait()
 
 
-def test_a_server_that_is_killed_goes_on_where_it_was(
+def test_a_killed_server_resumes_its_jobs(
     running: Running, seal_folder: Path, examples: np.ndarray, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
@@ -172,10 +172,10 @@ def test_a_server_that_is_killed_goes_on_where_it_was(
         for job in jobs:
             assert by_hand.ask(job, keys, by_hand.ciphertext(examples[0])).status_code == 202
         wait_until(lambda: by_hand.http.get(f"/v1/jobs/{jobs[0]}").json()["state"] == "done")
-        answerer = children(process.pid)
+        orphans = children(process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in answerer))  # nobody is left behind
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in orphans))
     with served(seal_folder, data, int(url.rsplit(":", 1)[1])) as (process, _):
         states = [by_hand.ended(job) for job in jobs]
         assert [state["state"] for state in states] == ["done"] * 4
@@ -198,7 +198,7 @@ def network_of(folder: Path) -> Any:
     return load_networks([folder], allow_unencrypted=True)["small"]
 
 
-def test_an_upload_that_is_cut_goes_on(start: Start, seal_folder: Path) -> None:
+def test_an_interrupted_upload_resumes(start: Start, seal_folder: Path) -> None:
     running = start(seal_folder)
     by_hand = ByHand(running)
     keys, data = by_hand.announce(), by_hand.parts["rotation-1"]
@@ -225,14 +225,14 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("a small disk takes the right to mount one")
+        pytest.skip("mounting a small disk needs root")
     try:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk_is_an_answer(start: Start, folder: Path, examples: np.ndarray, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(start: Start, folder: Path, examples: np.ndarray, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         running = start(folder, data=disk)
         by_hand = ByHand(running)
@@ -258,7 +258,7 @@ def test_a_full_disk_is_an_answer(start: Start, folder: Path, examples: np.ndarr
 
 
 def test_a_thousand_malformed_requests(running: Running) -> None:
-    """By the description of the interface: whatever comes is answered as described, and never by a mistake."""
+    """Requests generated from the OpenAPI description get described responses, and no internal error."""
     import schemathesis
     from schemathesis.checks import CHECKS, load_all_checks
 
@@ -277,13 +277,13 @@ def test_a_thousand_malformed_requests(running: Running) -> None:
             count += 1
             case.call_and_validate(base_url=running.url, checks=checks, timeout=PATIENCE)
 
-        with suppress(Unsatisfiable):  # what takes nothing cannot be asked wrongly
+        with suppress(Unsatisfiable):  # a route without parameters has no malformed requests
             fuzz()
     assert count > 1000
     assert httpx.get(f"{running.url}/ready").status_code == 200
 
 
-def test_a_node_that_dies_has_its_jobs_done_elsewhere(seal_folder: Path, trained: Any, tmp_path: Path) -> None:
+def test_jobs_of_a_dead_node_run_on_another(seal_folder: Path, trained: Any, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     script = Path(__file__).with_name("ray_nodes.py")
     command = [sys.executable, str(script), str(seal_folder), str(tmp_path)]

@@ -1,4 +1,4 @@
-"""The page in a browser: draw a three, get a 3, and nothing that could tell it leaves the tab."""
+"""The page in a browser: a drawn three is classified, and neither the image nor the key leaves the tab."""
 
 import base64
 import io
@@ -25,14 +25,14 @@ from tests.service import browser
 from tests.service.conftest import Running, Start, wait_until
 from tests.service.test_seal import Recorder
 
-# One visit is enough for all of them, so that they run in one process.
+# All tests share one visit, so they run in one process.
 pytestmark = pytest.mark.xdist_group("page")
 in_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing() or "")
 
 
 @dataclass
 class Visit:
-    """Somebody who opened the page, drew a three and has the answer."""
+    """An open page with a drawn three and its answer."""
 
     page: Any
     running: Running
@@ -42,12 +42,12 @@ class Visit:
     requested: list[str] = field(default_factory=list)
 
     def seen(self) -> np.ndarray:
-        """What the network gets, as the page shows it."""
+        """The network's input, as the page shows it."""
         picture = self.page.eval_on_selector("#seen", "canvas => canvas.toDataURL()")
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))).convert("L"))
 
     def answered(self) -> bool:
-        """Whether any of an answer is shown."""
+        """Whether the page shows any part of an answer."""
         return self.page.locator("#answer strong, #bars .best, #bars [data-logit]").count() > 0
 
     def ask(self) -> list[float]:
@@ -75,7 +75,7 @@ def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
 
 
 def python_logits(pixels: np.ndarray) -> np.ndarray:
-    """Of eight by eight grey pixels, in the clear."""
+    """The logits of 8 x 8 grey pixels, in the clear."""
     run = DIGITS.load()
     prepared = run.preprocessing.normalise(Image.fromarray(pixels)).astype(np.float64)
     return logits_in_the_clear(run.model, prepared[None])[0]
@@ -86,7 +86,7 @@ def assert_close(found: list[float], wanted: np.ndarray) -> None:
 
 
 @in_browser
-def test_a_drawn_three_is_a_three(visit: Visit) -> None:
+def test_a_drawn_three_is_classified(visit: Visit) -> None:
     assert visit.page.inner_text("#answer strong") == "3"
     assert visit.page.inner_text("#bars .best .class") == "3"
     assert_close(visit.answer, python_logits(visit.drawn))
@@ -101,12 +101,12 @@ def test_neither_key_nor_pixels_leave_the_tab(visit: Visit) -> None:
             return [200, 5000, bytes.length >> 1].map((at) => btoa(String.fromCharCode(...bytes.slice(at, at + 48))))
         })"""
     )
-    offer = ClientSpec.load(shipped_server() / "client_spec.json")
-    prepared = offer.preprocessing.normalise(Image.fromarray(visit.drawn)).astype(np.float64)
+    spec = ClientSpec.load(shipped_server() / "client_spec.json")
+    prepared = spec.preprocessing.normalise(Image.fromarray(visit.drawn)).astype(np.float64)
     private = [base64.b64decode(piece) for piece in pieces]
     private += [visit.drawn.tobytes()[8:40], visit.drawn.astype("<f8").tobytes()[64:128]]
     private += [prepared.tobytes()[64:128], prepared.astype("<f4").tobytes()[32:64]]
-    private += [offer.pack(prepared[None]).tobytes()[:96], ",".join(map(str, visit.drawn.flat[8:24])).encode()]
+    private += [spec.pack(prepared[None]).tobytes()[:96], ",".join(map(str, visit.drawn.flat[8:24])).encode()]
     on_disk = b"".join(path.read_bytes() for path in visit.running.data.rglob("*") if path.is_file())
     traffic = bytes(visit.recorder.traffic)
     assert len(traffic) > 4e7 and len(on_disk) > 4e7
@@ -114,21 +114,21 @@ def test_neither_key_nor_pixels_leave_the_tab(visit: Visit) -> None:
 
 
 @in_browser
-def test_no_other_host_is_asked(visit: Visit) -> None:
+def test_no_other_host_gets_requests(visit: Visit) -> None:
     assert len(visit.requested) > 20
     assert all(re.match(rf"{visit.recorder.url}/|blob:{visit.recorder.url}/|data:", url) for url in visit.requested)
 
 
 @in_browser
-def test_the_offer_suits_a_browser(visit: Visit) -> None:
-    offer = ClientSpec.load(shipped_server() / "client_spec.json")
-    assert offer.parameters.ring_degree <= 2**14
+def test_the_digits_network_has_small_keys(visit: Visit) -> None:
+    spec = ClientSpec.load(shipped_server() / "client_spec.json")
+    assert spec.parameters.ring_degree <= 2**14
     assert browser.ledger(visit.page)["send keys"][1] <= 60e6
 
 
 @in_browser
-def test_a_picture_of_ones_own(visit: Visit, tmp_path: Path) -> None:
-    """Preprocessed as Python would: upright, resized, grey. Dark ink on paper is turned around first."""
+def test_an_image_file(visit: Visit, tmp_path: Path) -> None:
+    """Preprocessing equals Python's: upright, resized, grey. Dark ink on light paper is inverted first."""
     digit = Image.open(next(iter(visit.running.networks["digits"].samples.values()))).resize((57, 40))
     turned = Image.fromarray(255 - np.asarray(digit.convert("RGB")))
     turned.save(tmp_path / "paper.png")
@@ -141,14 +141,14 @@ def test_a_picture_of_ones_own(visit: Visit, tmp_path: Path) -> None:
 
 
 @in_browser
-def test_the_keyboard_is_enough(visit: Visit) -> None:
+def test_the_page_works_with_the_keyboard_alone(visit: Visit) -> None:
     page = visit.page
     page.click("#clear")
     assert not visit.answered()
     page.focus("#file")
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("ArrowRight")
-    assert focused(page) == "02 1"  # the samples are one stop, as nothing else can be pressed while the sheet is empty
+    assert focused(page) == "02 1"  # samples are one tab stop; the buttons are disabled while the sheet is empty
     page.keyboard.press("Shift+Tab")
     assert focused(page) == "pad"
     page.keyboard.press(" ")
@@ -157,7 +157,7 @@ def test_the_keyboard_is_enough(visit: Visit) -> None:
     page.keyboard.press("Enter")
     assert len(browser.logits(page)) == 10
     assert page.inner_text("#answer strong") == "1"
-    page.keyboard.press("ArrowLeft")  # still down, it draws
+    page.keyboard.press("ArrowLeft")  # the pen is still down, so it draws
     assert not visit.answered()
 
 
@@ -166,7 +166,7 @@ def focused(page: Any) -> str:
 
 
 @in_browser
-def test_it_fits_a_phone_and_the_night(visit: Visit) -> None:
+def test_narrow_windows_and_dark_mode(visit: Visit) -> None:
     page = visit.page
     grounds = set()
     for scheme in ("light", "dark"):
@@ -179,7 +179,7 @@ def test_it_fits_a_phone_and_the_night(visit: Visit) -> None:
 
 
 @in_browser
-def test_whoever_leaves_is_forgotten(visit: Visit) -> None:
+def test_leaving_the_page_deletes_keys_and_jobs(visit: Visit) -> None:
     store = visit.running.service.store
     visit.page.click("#ask")
     wait_until(lambda: visit.running.call(store.jobs_in, "running"))
@@ -188,21 +188,21 @@ def test_whoever_leaves_is_forgotten(visit: Visit) -> None:
     wait_until(lambda: not list(store.keys.iterdir()) and not list(store.jobs.iterdir()))
 
 
-def test_without_a_page_everything_else_is_served(
+def test_the_service_works_without_the_page(
     start: Start, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "PAGE", tmp_path / "none")
     http = start(folder).http()
     assert "<code>make page</code>" in http.get("/").text
-    assert http.get("/v1/offers").json()[0]["name"] == "small"
+    assert http.get("/v1/networks").json()[0]["name"] == "small"
 
 
-def test_samples_are_for_everybody(start: Start, folder: Path, tmp_path: Path) -> None:
+def test_samples_are_public(start: Start, folder: Path, tmp_path: Path) -> None:
     prepared = Path(shutil.copytree(folder, tmp_path / "small"))
     save_samples(DIGITS.load(), prepared / SAMPLES, 3)
     http = start(prepared).http()
-    assert http.get("/v1/offers/small").json()["samples"] == ["01-0.png", "02-1.png", "03-2.png"]
-    picture = http.get("/v1/offers/small/samples/02-1.png")
+    assert http.get("/v1/networks/small").json()["samples"] == ["01-0.png", "02-1.png", "03-2.png"]
+    picture = http.get("/v1/networks/small/samples/02-1.png")
     assert Image.open(io.BytesIO(picture.content)).size == (8, 8)
     for missing in ("small/samples/other.png", "small/samples/client_spec.json", "other/samples/02-1.png"):
-        assert http.get(f"/v1/offers/{missing}").status_code == 404
+        assert http.get(f"/v1/networks/{missing}").status_code == 404

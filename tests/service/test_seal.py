@@ -1,4 +1,4 @@
-"""Services whose backend is SEAL: files of any version, and what a server could learn from them."""
+"""Services with the SEAL backend: files of other versions, and what the server can learn from them."""
 
 import socket
 import struct
@@ -57,7 +57,7 @@ def files(ring: Ring, secret: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_files_of_another_version_are_read(
     ring: Ring, secret: Any, files: dict[str, Path], part: Part, compression: int, tmp_path: Path
 ) -> None:
-    """As a browser's SEAL writes them: 4.1, in any compression."""
+    """A browser's SEAL has version 4.1. It may use any compression."""
     other = (4, own_version()[1] ^ 2)
     expected: Any = ring
     seal_files.rewrite(files[part.name], tmp_path / "plain", expected.expected(part), other)
@@ -87,7 +87,7 @@ def header_with(version: tuple[int, int] = (4, 3), compression: int = 0, length:
     return seal_files.Header(version, compression, length).pack()
 
 
-def test_files_that_are_something_else_are_refused(ring: Ring, files: dict[str, Path], tmp_path: Path) -> None:
+def test_other_files_are_refused(ring: Ring, files: dict[str, Path], tmp_path: Path) -> None:
     def refused(data: bytes, part: Part, why: str) -> None:
         (tmp_path / "part").write_bytes(data)
         with pytest.raises(
@@ -101,8 +101,8 @@ def test_files_that_are_something_else_are_refused(ring: Ring, files: dict[str, 
     refused(files["secret"].read_bytes(), ciphertext, "other parameters|another level")
     refused(files["secret"].read_bytes(), relinearisation, "another kind of key")
     refused(files["ciphertext"].read_bytes(), relinearisation, "other parameters")
-    refused(files["ciphertext"].read_bytes()[:-1], ciphertext, "longer or shorter than it says")
-    refused(b"GIF89a" * 10, ciphertext, "no file of SEAL's")
+    refused(files["ciphertext"].read_bytes()[:-1], ciphertext, "longer or shorter than its header says")
+    refused(b"GIF89a" * 10, ciphertext, "not a SEAL file")
     refused(b"", ciphertext, "cut short")
     refused(header_with((3, 7)), ciphertext, "SEAL 3.7")
     refused(header_with(compression=9), ciphertext, "unknown")
@@ -113,7 +113,7 @@ def test_files_that_are_something_else_are_refused(ring: Ring, files: dict[str, 
     ring.receive(files["ciphertext"], tmp_path / "plain", ciphertext)
     plain = (tmp_path / "plain").read_bytes()
     longer = struct.pack("<Q", len(plain) + 8)
-    refused(plain[:8] + longer + plain[16:] + bytes(8), ciphertext, "longer than such a part|something behind")
+    refused(plain[:8] + longer + plain[16:] + bytes(8), ciphertext, "longer than such a part|followed by other data")
 
 
 def test_the_server_learns_neither_key_nor_pixels(
@@ -138,7 +138,7 @@ def test_the_server_learns_neither_key_nor_pixels(
 
 
 class Recorder:
-    """A proxy that keeps all that goes through it."""
+    """A proxy that records all traffic."""
 
     def __init__(self, target: str):
         host, _, port = target.removeprefix("http://").partition(":")
@@ -179,7 +179,7 @@ class Recorder:
 
 @pytest.mark.slow
 def test_the_embedded_network_answers_encrypted_digits(start: Start, tmp_path: Path) -> None:
-    """What `polynext encrypted serve` offers without arguments."""
+    """The default network of `polynext encrypted serve`."""
     from polynext.data import DataConfig, load_examples
     from polynext.encrypted.compiler.shipped import DIGITS, shipped_server
 

@@ -1,4 +1,4 @@
-"""What clients of a service meet: keys, requests, answers, refusals."""
+"""The HTTP interface: keys, requests, answers, errors."""
 
 import asyncio
 import json
@@ -10,11 +10,12 @@ import httpx
 import numpy as np
 import pytest
 
+import polynext.service
 from polynext.cli import main
 from polynext.encrypted import Plan, connect
 from polynext.errors import PolyNeXtError
-from polynext.service import Settings, Tokens
-from polynext.service.settings import Client
+from polynext.service import Settings, Tokens, load_networks
+from polynext.service.settings import Caller
 from tests.encrypted.conftest import logits
 from tests.service.conftest import ByHand, Running, Start, new_job, save
 
@@ -25,24 +26,26 @@ def by_hand(running: Running) -> ByHand:
 
 
 def refusal(response: httpx.Response, status: int, code: str) -> str:
-    """The sentence of a refusal, after a look at the rest of it."""
+    """Check an error response and return its message."""
     assert (response.status_code, response.json()["code"]) == (status, code), response.text
-    sentence = response.json()["error"]
-    assert sentence.endswith(".") and "\n" not in sentence and "Traceback" not in sentence
-    return sentence
+    message = response.json()["error"]
+    assert message.endswith(".") and "\n" not in message and "Traceback" not in message
+    return message
 
 
-def test_predictions_are_the_networks(running: Running, trained: Any, examples: np.ndarray, tmp_path: Path) -> None:
-    told: list[str] = []
-    client = running.connect(tmp_path / "keys", progress=lambda what, share: told.append(what))
+def test_predictions_equal_the_network_in_the_clear(
+    running: Running, trained: Any, examples: np.ndarray, tmp_path: Path
+) -> None:
+    steps: list[str] = []
+    client = running.connect(tmp_path / "keys", progress=lambda what, share: steps.append(what))
     answer, wanted = client.predict(examples[:3]), logits(trained, examples[:4])
     np.testing.assert_allclose(answer.logits, wanted[:3], atol=1e-6)
     assert answer.labels == tuple("abc"[i] for i in wanted[:3].argmax(axis=1))
-    assert {"making keys", "sending keys", "computing", "answered"} <= set(told)
+    assert {"making keys", "sending keys", "computing", "answered"} <= set(steps)
     assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
 
-    told.clear()
-    again = running.connect(tmp_path / "keys", progress=lambda what, share: told.append(what))
+    steps.clear()
+    again = running.connect(tmp_path / "keys", progress=lambda what, share: steps.append(what))
 
     async def in_a_loop() -> None:
         by_async = await again.predict_async(examples[3:4])
@@ -50,26 +53,51 @@ def test_predictions_are_the_networks(running: Running, trained: Any, examples: 
         np.testing.assert_allclose(again.predict(examples[3:4]).logits, wanted[3:4], atol=1e-6)  # as in a notebook
 
     asyncio.run(in_a_loop())
-    assert not {"making keys", "sending keys"} & set(told)
-    assert running.call(running.service.store.jobs_in, "queued", "running", "done") == []  # answers are tidied up
+    assert not {"making keys", "sending keys"} & set(steps)
+    assert running.call(running.service.store.jobs_in, "queued", "running", "done") == []  # the client deletes its jobs
     client.forget_keys()
-    np.testing.assert_allclose(client.predict(examples[3:4]).logits, wanted[3:4], atol=1e-6)  # sent again by itself
+    np.testing.assert_allclose(client.predict(examples[3:4]).logits, wanted[3:4], atol=1e-6)  # sends the keys again
 
 
-def test_an_offer_tells_all_that_a_browser_needs(by_hand: ByHand, examples: np.ndarray) -> None:
-    offer, mine = by_hand.http.get("/v1/offers/small").json(), by_hand.network.spec
-    gathered = np.append(examples[0].ravel(), 0.0)[np.array(offer["slots"]["image"])]
-    np.testing.assert_array_equal(gathered, mine.pack(examples[:1]))
-    assert offer["slots"]["result"] == mine.result_layout.codes.tolist()
-    assert [part["name"] for part in offer["parts"]] == list(by_hand.parts)
-    assert [summary["name"] for summary in by_hand.http.get("/v1/offers").json()] == ["small"]
+def test_a_client_spec_has_all_that_a_browser_needs(by_hand: ByHand, examples: np.ndarray) -> None:
+    found, spec = by_hand.http.get("/v1/networks/small").json(), by_hand.network.spec
+    gathered = np.append(examples[0].ravel(), 0.0)[np.array(found["slots"]["image"])]
+    np.testing.assert_array_equal(gathered, spec.pack(examples[:1]))
+    assert found["slots"]["result"] == spec.result_layout.codes.tolist()
+    assert [part["name"] for part in found["parts"]] == list(by_hand.parts)
+    (summary,) = by_hand.http.get("/v1/networks").json()
+    assert (summary["name"], summary["works_in_browser"], found["browser_parameters"]) == ("small", False, None)
 
 
-def test_parts_go_on_where_they_were_cut(by_hand: ByHand) -> None:
+def test_only_networks_of_seal_work_in_a_browser(seal_folder: Path) -> None:
+    network = load_networks([seal_folder])["small"]
+    assert network.summary().works_in_browser
+    assert network.description["browser_parameters"]["poly_modulus_degree"] == network.spec.parameters.ring_degree
+
+
+@pytest.mark.parametrize("path", ["/v1/offers", "/v1/offers/small", "/v1/offers/small/samples/01-0.png"])
+def test_old_routes_name_the_new_ones(running: Running, path: str) -> None:
+    assert "/v1/offers is now /v1/networks" in refusal(running.http().get(path), 410, "moved")
+
+
+def test_old_names_in_python_are_deprecated(running: Running, tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match=r"connect\(network=...\)"):
+        client = connect(running.url, offer="small", keys=tmp_path / "keys")
+    assert client.network == "small"
+    with pytest.warns(DeprecationWarning, match=r"networks\(\)"):
+        assert client.offers() == client.networks()
+    with pytest.warns(DeprecationWarning, match="ServedNetwork"):
+        assert polynext.service.Network is polynext.service.ServedNetwork
+
+
+def test_uploads_resume_where_they_stopped(by_hand: ByHand) -> None:
     keys, data = by_hand.announce(), by_hand.parts["relinearisation"]
     assert by_hand.put(keys, "relinearisation", data[:7]).json()["received"] == 7
     again = by_hand.put(keys, "relinearisation", data)
-    assert "7 bytes of relinearisation are here" in refusal(again, 409, "offset") and again.json()["received"] == 7
+    assert (
+        "has 7 bytes of relinearisation: continue there" in refusal(again, 409, "offset")
+        and again.json()["received"] == 7
+    )
     (state,) = [p for p in by_hand.http.get(f"/v1/keys/{keys}").json()["parts"] if p["received"]]
     assert state == {"name": "relinearisation", "bytes": len(data), "received": 7, "complete": False}
     assert by_hand.put(keys, "relinearisation", data[7:], offset=7).json()["complete"]
@@ -81,7 +109,7 @@ def test_parts_go_on_where_they_were_cut(by_hand: ByHand) -> None:
     refusal(by_hand.http.get(f"/v1/keys/{keys}"), 404, "unknown_keys")
 
 
-def test_bad_parts_are_thrown_away(by_hand: ByHand, running: Running) -> None:
+def test_bad_parts_are_deleted(by_hand: ByHand, running: Running) -> None:
     right = by_hand.parts["relinearisation"]
     keys = by_hand.announce()
     damaged = right[:-3] + b"xxx"
@@ -90,8 +118,8 @@ def test_bad_parts_are_thrown_away(by_hand: ByHand, running: Running) -> None:
     refusal(by_hand.put(keys, "rotation-3", right), 404, "unknown_part")
     refusal(by_hand.put("0" * 32, "relinearisation", right), 404, "unknown_keys")
     swapped = by_hand.announce(relinearisation=by_hand.parts["rotation-1"])
-    sentence = refusal(by_hand.put(swapped, "relinearisation", by_hand.parts["rotation-1"]), 422, "wrong_part")
-    assert sentence.startswith("relinearisation is not a clear relinearisation key for these parameters")
+    message = refusal(by_hand.put(swapped, "relinearisation", by_hand.parts["rotation-1"]), 422, "wrong_part")
+    assert message.startswith("relinearisation is not a clear relinearisation key for these parameters")
     files = [f.name for id in (keys, swapped) for f in (running.data / "keys" / id).iterdir() if f.stat().st_size]
     assert files == []
 
@@ -101,7 +129,8 @@ def test_manifests_are_checked(by_hand: ByHand) -> None:
         return by_hand.http.post("/v1/keys", json={**by_hand.manifest(), **changes})
 
     parts = by_hand.manifest()["parts"]
-    refusal(announced(offer="0" * 16), 404, "unknown_offer")
+    refusal(announced(client_spec="0" * 16), 404, "unknown_client_spec")
+    refusal(announced(offer="0" * 16), 422, "invalid")
     assert "in its order" in refusal(announced(parts=parts[1:]), 422, "invalid")
     refusal(announced(parts=[{**parts[0], "bytes": 10**9}, *parts[1:]]), 413, "too_large")
     assert "`parts.0.sha256`" in refusal(announced(parts=[{**parts[0], "sha256": "x"}]), 422, "invalid")
@@ -109,7 +138,7 @@ def test_manifests_are_checked(by_hand: ByHand) -> None:
     refusal(by_hand.http.post("/v1/keys", content=b" " * 2**21), 413, "too_large")
 
 
-def test_a_request_is_answered_once(by_hand: ByHand, examples: np.ndarray) -> None:
+def test_a_job_runs_once(by_hand: ByHand, examples: np.ndarray) -> None:
     keys, job, data = by_hand.send_keys(), new_job(), by_hand.ciphertext(examples[0])
     accepted = by_hand.ask(job, keys, data)
     assert accepted.status_code == 202 and accepted.json()["state"] in ("queued", "running")
@@ -131,7 +160,7 @@ def test_requests_are_checked(by_hand: ByHand, running: Running, examples: np.nd
     keys, data = by_hand.send_keys(), by_hand.ciphertext(examples[0])
     before = set((running.data / "jobs").iterdir())
     refusal(by_hand.ask(new_job(), "0" * 32, data), 404, "unknown_keys")
-    refusal(by_hand.ask(new_job(), keys, data, offer="large"), 404, "unknown_offer")
+    refusal(by_hand.ask(new_job(), keys, data, network="large"), 404, "unknown_network")
     assert "the ciphertext is not" in refusal(by_hand.ask(new_job(), keys, b"GIF89a"), 422, "wrong_part")
     cut = data[: data.rindex(b",")] + b"]"
     assert "another level" in refusal(by_hand.ask(new_job(), keys, cut), 422, "wrong_part")
@@ -141,20 +170,18 @@ def test_requests_are_checked(by_hand: ByHand, running: Running, examples: np.nd
     assert set((running.data / "jobs").iterdir()) == before
 
 
-def test_keys_of_another_offer_are_refused(
+def test_keys_for_another_network_are_refused(
     start: Start, folder: Path, plan: Plan, examples: np.ndarray, tmp_path: Path
 ) -> None:
     running = start(folder, save(plan, "clear", tmp_path / "other", mean=(0.4,)), tokens=None)
     by_hand = ByHand(running)
     keys = by_hand.send_keys()
-    sentence = refusal(
-        by_hand.ask(new_job(), keys, by_hand.ciphertext(examples[0]), "other"), 409, "keys_of_another_offer"
-    )
-    assert by_hand.network.spec.fingerprint in sentence
-    with pytest.raises(PolyNeXtError, match=r"no `network` was chosen at .*: choose one of small, other\."):
+    message = refusal(by_hand.ask(new_job(), keys, by_hand.ciphertext(examples[0]), "other"), 409, "wrong_keys")
+    assert by_hand.network.spec.fingerprint in message
+    with pytest.raises(PolyNeXtError, match=r"has several networks: choose a `network`, one of small, other\."):
         running.connect(tmp_path / "keys").predict(examples[:1])
     running.connect(tmp_path / "keys", network="small").predict(examples[:1])
-    with pytest.raises(PolyNeXtError, match=r"holds keys for parameters .*: choose another folder"):
+    with pytest.raises(PolyNeXtError, match=r"has keys for client spec .*: choose another folder"):
         running.connect(tmp_path / "keys", network="other").predict(examples[:1])
 
 
@@ -165,7 +192,7 @@ def test_tokens(start: Start, folder: Path, examples: np.ndarray, tmp_path: Path
     ann, bob = (ByHand(running, headers={"Authorization": f"Bearer {letter * 20}"}) for letter in "ab")
     nobody = ByHand(running)
     assert nobody.http.get("/v1/service").json()["token_required"]
-    for path in ("/v1/offers", "/v1/offers/small", f"/v1/jobs/{new_job()}"):
+    for path in ("/v1/networks", "/v1/networks/small", f"/v1/jobs/{new_job()}"):
         assert "Bearer TOKEN" in refusal(nobody.http.get(path), 401, "token")
     keys, job = ann.send_keys(), new_job()
     assert ann.ask(job, keys, ann.ciphertext(examples[0])).status_code == 202
@@ -181,8 +208,8 @@ def test_tokens(start: Start, folder: Path, examples: np.ndarray, tmp_path: Path
     file.write_text('[ann]\ntoken = "short"\n')
     with pytest.raises(PolyNeXtError, match=r"at least 16 characters"):
         Tokens.load(file, Settings())
-    assert Tokens().client("anything") is None
-    assert Client("ann", 1, 1) == Tokens.load(written(file, "a" * 20), Settings(jobs=1, keys=1)).client("a" * 20)
+    assert Tokens().caller("anything") is None
+    assert Caller("ann", 1, 1) == Tokens.load(written(file, "a" * 20), Settings(jobs=1, keys=1)).caller("a" * 20)
 
 
 def written(file: Path, token: str) -> Path:
@@ -190,7 +217,7 @@ def written(file: Path, token: str) -> Path:
     return file
 
 
-def test_the_operators_side(running: Running) -> None:
+def test_health_metrics_and_documentation(running: Running) -> None:
     http = running.http()
     assert http.get("/health").json() == {"status": "alive"}
     assert http.get("/ready").json() == {"status": "ready"}
@@ -203,26 +230,26 @@ def test_the_operators_side(running: Running) -> None:
         assert response.status_code == 200 and not re.search(r"(src|href)=\"?https?:", response.text)
         assert "default-src 'self'" in response.headers["content-security-policy"]
     refusal(http.get("/v1/nothing"), 404, "not_found")
-    refusal(http.post("/v1/offers"), 405, "method_not_allowed")
+    refusal(http.post("/v1/networks"), 405, "method_not_allowed")
 
 
-def test_the_client_says_what_is_wrong(
+def test_messages_of_the_client_and_the_commands(
     running: Running, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(PolyNeXtError, match=r"is not the address of a service: give one like http://"):
         connect("localhost")
     with pytest.raises(PolyNeXtError, match=r"http://127\.0\.0\.1:9 cannot be reached .*: check the address"):
         connect("http://127.0.0.1:9", timeout=1).networks()
-    with pytest.raises(PolyNeXtError, match="which encrypts nothing"):
+    with pytest.raises(PolyNeXtError, match="which does not encrypt"):
         connect(running.url, keys=tmp_path / "keys").predict(np.zeros((1, 1, 4, 4)))
-    with pytest.raises(PolyNeXtError, match="there is no image to ask about"):
+    with pytest.raises(PolyNeXtError, match="there are no images"):
         running.connect(tmp_path / "k").predict([])
-    for arguments, sentence in [
-        (["ask", running.url], "give image files to ask about"),
+    for arguments, message in [
+        (["ask", running.url], "give image files, or --digits"),
         (["ask", "nowhere", "x.png"], "is not the address of a service"),
         (["serve", str(tmp_path)], "has no program.npz"),
-        (["serve", str(folder)], "which encrypts nothing: prepare it with one that does"),
+        (["serve", str(folder)], "which does not encrypt: prepare it with another"),
         (["serve", str(folder), "--queue", "0"], "--queue is 0: give at least 1"),
     ]:
         assert main(["encrypted", *arguments]) == 2
-        assert sentence in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -1,18 +1,19 @@
-"""What a service remembers: in which order jobs come, what survives a restart, what is forgotten."""
+"""Keys and jobs on disk: the order of jobs, restarts, expiry, migration."""
 
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from polynext.errors import PolyNeXtError
 from polynext.service import Settings, Store
-from polynext.service.answering import Assignment, KeyCache
 from polynext.service.refusal import Refusal
-from polynext.service.settings import Client
-from polynext.service.store import KeySet, PartInfo
+from polynext.service.schemas import Manifest, ManifestPart
+from polynext.service.settings import Caller
+from polynext.service.store import SCHEMA_VERSION, KeySet
 from tests.service.conftest import new_job
 
 Opener = Callable[..., Store]
@@ -20,7 +21,7 @@ Opener = Callable[..., Store]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opener]:
-    """Opens stores, and closes them after the test."""
+    """Opens stores and closes them after the test."""
     stores: list[Store] = []
 
     def open_one(name: str = "data", **settings: Any) -> Store:
@@ -32,22 +33,23 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
         store.close()
 
 
-ANN, BOB = Client("ann", 100, 2), Client("bob", 100, 2)
+ANN, BOB = Caller("ann", 100, 2), Caller("bob", 100, 2)
 
 
-def keys_of(store: Store, client: Client, digest: str = "0") -> KeySet:
-    return store.announce_keys("offer", client, [PartInfo("relinearisation", 10, digest * 64)])[0]
+def keys_of(store: Store, caller: Caller, digest: str = "0") -> KeySet:
+    part = ManifestPart(name="relinearisation", bytes=10, sha256=digest * 64)
+    return store.announce_keys(Manifest(client_spec="0" * 16, parts=[part]), caller)[0]
 
 
-def add(store: Store, keys: KeySet, client: Client) -> str:
+def add(store: Store, keys: KeySet, caller: Caller) -> str:
     job = new_job()
     store.request(job).parent.mkdir()
     store.request(job).write_bytes(b"ciphertext")
-    store.add_job(job, "small", keys, client, "digest", "dialect")
+    store.add_job(job, "small", keys, caller, "digest", "dialect")
     return job
 
 
-def test_who_asks_much_does_not_keep_others_waiting(opened: Opener) -> None:
+def test_jobs_of_different_clients_alternate(opened: Opener) -> None:
     store = opened()
     anns, bobs = keys_of(store, ANN), keys_of(store, BOB, "1")
     many = [add(store, anns, ANN) for _ in range(10)]
@@ -62,9 +64,9 @@ def test_who_asks_much_does_not_keep_others_waiting(opened: Opener) -> None:
     assert first is not None and (first.id, first.attempts) == (many[0], 2)
 
 
-def test_a_restart_loses_nothing(opened: Opener) -> None:
+def test_jobs_and_keys_survive_a_restart(opened: Opener) -> None:
     store = opened()
-    with pytest.raises(PolyNeXtError, match="another service works in"):
+    with pytest.raises(PolyNeXtError, match="another service uses"):
         opened()
     keys = keys_of(store, ANN)
     running, waiting, lost, done = (add(store, keys, ANN) for _ in range(4))
@@ -80,7 +82,7 @@ def test_a_restart_loses_nothing(opened: Opener) -> None:
     assert not (store.jobs / "unknown").exists() and store.key_set(keys.id)
 
 
-def test_what_nobody_comes_back_for_is_forgotten(opened: Opener) -> None:
+def test_answers_jobs_and_keys_expire(opened: Opener) -> None:
     store = opened(answer_seconds=100, keys_seconds=-1)
     keys = keys_of(store, ANN)
     waiting, done = add(store, keys, ANN), add(store, keys, ANN)
@@ -92,7 +94,7 @@ def test_what_nobody_comes_back_for_is_forgotten(opened: Opener) -> None:
     store.expire()
     job = store.job(done)
     assert job is not None and job.state == "expired" and not store.answer(done).exists()
-    assert store.key_set(keys.id), "keys that a job waits for stay"
+    assert store.key_set(keys.id), "keys of a queued job do not expire"
     store.end(waiting, "failed", "why")
     store.write("UPDATE jobs SET finished = finished - 150")
     store.expire()
@@ -100,33 +102,56 @@ def test_what_nobody_comes_back_for_is_forgotten(opened: Opener) -> None:
     assert store.key_set(keys.id) is None and not (store.keys / keys.id).exists()
 
 
-def test_everything_is_bounded(opened: Opener) -> None:
+OLD_SCHEMA = f"""
+CREATE TABLE keys (id TEXT PRIMARY KEY, offer TEXT NOT NULL, client TEXT NOT NULL, parts TEXT NOT NULL,
+    bytes INTEGER NOT NULL, created REAL NOT NULL, used REAL NOT NULL) STRICT;
+CREATE TABLE jobs (id TEXT PRIMARY KEY, offer TEXT NOT NULL, keys TEXT NOT NULL, client TEXT NOT NULL,
+    digest TEXT NOT NULL, dialect TEXT NOT NULL, turn INTEGER NOT NULL, state TEXT NOT NULL, created REAL NOT NULL,
+    started REAL, finished REAL, attempts INTEGER NOT NULL DEFAULT 0, error TEXT) STRICT;
+INSERT INTO keys VALUES ('k', 'fingerprint', 'ann', '[["relinearisation", 10, "{"0" * 64}"]]', 10, 1, 1);
+INSERT INTO jobs (id, offer, keys, client, digest, dialect, turn, state, created)
+    VALUES ('j', 'small', 'k', 'ann', 'd', 'SEAL 4.1', 1, 'queued', 1);
+"""
+
+
+def test_a_store_of_an_older_version_is_migrated(opened: Opener, tmp_path: Path) -> None:
+    (tmp_path / "data" / "jobs" / "j").mkdir(parents=True)
+    (tmp_path / "data" / "jobs" / "j" / "request").touch()
+    with closing(sqlite3.connect(tmp_path / "data" / "store.sqlite")) as database:
+        database.executescript(OLD_SCHEMA)
+    for _ in range(2):
+        store = opened()
+        keys, (job,) = store.key_set("k"), store.jobs_in("queued")
+        assert keys is not None and (keys.client_spec, keys.caller) == ("fingerprint", "ann")
+        assert (job.id, job.network, job.caller) == ("j", "small", "ann")
+        store.close()
+
+
+def test_a_store_of_a_newer_version_is_refused(opened: Opener) -> None:
+    store = opened()
+    store.write(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    store.close()
+    for _ in range(2):
+        with pytest.raises(PolyNeXtError, match="written by a newer version of polynext: install that version"):
+            opened()
+
+
+def test_limits_of_jobs_keys_and_disk(opened: Opener) -> None:
     store = opened(queue=2, key_disk=25)
     keys = keys_of(store, ANN)
-    store.require_place(ANN, 3.0)
+    store.require_queue_slot(ANN, 3.0)
     add(store, keys, ANN)
-    with pytest.raises(Refusal, match="1 of your jobs are open, and 1 are allowed") as refusal:
-        store.require_place(Client("ann", 1, 1), 3.0)
+    with pytest.raises(Refusal, match="you have 1 open jobs, and the limit is 1") as refusal:
+        store.require_queue_slot(Caller("ann", 1, 1), 3.0)
     add(store, keys, ANN)
-    with pytest.raises(Refusal, match="2 jobs are waiting") as refusal:
-        store.require_place(BOB, 3.0)
+    with pytest.raises(Refusal, match="2 jobs are in the queue") as refusal:
+        store.require_queue_slot(BOB, 3.0)
     assert (refusal.value.status, refusal.value.code) == (429, "queue_full") and refusal.value.retry_after
     keys_of(store, ANN, "1")
-    with pytest.raises(Refusal, match="2 of 2 sets of keys"):
+    with pytest.raises(Refusal, match="2 of at most 2 key sets"):
         keys_of(store, ANN, "2")
-    with pytest.raises(Refusal, match="no room") as refusal:
+    with pytest.raises(Refusal, match="disk is full") as refusal:
         keys_of(store, BOB, "3")
     assert refusal.value.status == 507
-    with pytest.raises(Refusal, match="no room"):
+    with pytest.raises(Refusal, match="disk is full"):
         keys_of(opened("other", free_disk=2**60), ANN)
-
-
-def test_keys_in_memory_are_bounded(tmp_path: Path) -> None:
-    network = SimpleNamespace(spec=SimpleNamespace(cost=SimpleNamespace(key_bytes=40)), loaded=[])
-    network.load_keys = lambda folder: network.loaded.append(folder.name)
-    cache = KeyCache(100)
-    for keys in ("a", "b", "a", "c", "a"):  # c makes b go
-        cache.get(network, Assignment("small", keys, tmp_path / keys, tmp_path, tmp_path, ""))  # type: ignore[arg-type]
-    assert list(cache.held) == ["c", "a"] and cache.bytes == 80 and network.loaded == ["a", "b", "c"]
-    cache.forget("c")
-    assert list(cache.held) == ["a"]

@@ -1,4 +1,4 @@
-"""Pictures and what becomes of them, for every client that is not Python.
+"""Test vectors of the preprocessing, for clients that are not written in Python.
 
 The page's own test reads the same file. `python -m tests.service.test_vectors` writes it.
 """
@@ -33,7 +33,7 @@ CASES = {
 
 
 def picture(width: int, height: int) -> Image.Image:
-    """Noise with edges, so that every rounding counts."""
+    """Noise with edges, so that every rounding matters."""
     pixels = np.random.default_rng(width * height).integers(0, 256, size=(height, width, 3), dtype=np.uint8)
     pixels[height // 3 : height // 2] = 255
     pixels[:, width // 2 : width // 2 + 2] = 0
@@ -54,12 +54,12 @@ def vector(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_pictures_become_what_the_vectors_say(name: str) -> None:
+def test_preprocessing_gives_the_vectors(name: str) -> None:
     assert vector(name) in json.loads(FILE.read_text())
 
 
 @pytest.mark.skipif(not (FILE.parents[1] / "node_modules").is_dir(), reason="no web/node_modules: make page")
-def test_the_page_makes_the_same_of_them() -> None:
+def test_the_page_gives_the_same_vectors() -> None:
     npm = shutil.which("npm")
     assert npm is not None
     result = subprocess.run([npm, "test"], cwd=FILE.parents[1], capture_output=True, text=True, check=False)

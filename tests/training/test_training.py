@@ -88,7 +88,7 @@ def command(out: Path, *options: str) -> list[str]:
 # What a step does
 
 
-def test_average_starts_at_its_epoch_from_the_weights_of_then(tmp_path) -> None:
+def test_the_average_starts_at_its_epoch_from_the_current_weights(tmp_path) -> None:
     config = short(ema=EmaConfig(decay=0.9, start=0.5))
     loop = loop_of(config, tmp_path)
     assert averages_from(config) == 1
@@ -103,7 +103,7 @@ def test_average_starts_at_its_epoch_from_the_weights_of_then(tmp_path) -> None:
     assert loop.average is None
 
 
-def test_head_dropout_is_set_and_a_head_without_it_is_told() -> None:
+def test_head_dropout_is_set_and_refused_without_dropout_in_the_head() -> None:
     model = polynext.create_model("cpolynext_nano")
     set_head_dropout(model, 0.3)
     assert model.head.drop.p == 0.3
@@ -124,7 +124,7 @@ def test_a_network_for_other_classes_is_fine_tuned(tmp_path) -> None:
     before = polynext.create_model("cpolynext_nano", num_classes=7, in_chans=1)
     save_file(before.state_dict(), tmp_path / "seven.safetensors")
     config = short(model=ModelConfig(name="cpolynext_nano", initial_weights=tmp_path / "seven.safetensors"))
-    with pytest.warns(UserWarning, match=r"is for other classes: head\.fc\.bias, head\.fc\.weight start afresh"):
+    with pytest.warns(UserWarning, match=r"is for other classes: head\.fc\.bias, head\.fc\.weight are initialised"):
         model = build_model(config, 10)
     torch.testing.assert_close(model.stem.weight, before.stem.weight)
     assert len(model.head.fc.weight) == 10
@@ -132,7 +132,7 @@ def test_a_network_for_other_classes_is_fine_tuned(tmp_path) -> None:
         build_model(dataclasses.replace(config, data=COLOUR), 7)
 
 
-def test_classes_that_mean_something_else_in_testing_are_refused(tmp_path) -> None:
+def test_different_classes_in_testing_are_refused(tmp_path) -> None:
     for split, names in (("train", "abc"), ("val", "bc")):
         for name in names:
             (tmp_path / split / name).mkdir(parents=True)
@@ -146,7 +146,7 @@ def test_a_resumed_run_takes_new_options_and_keeps_its_network(tmp_path) -> None
     config = short(epochs=1)
     train(config, tmp_path / "run", quiet=True)
     other = dataclasses.replace(config, model=ModelConfig(name="apolynext_nano"))
-    with pytest.raises(polynext.PolyNeXtError, match="is of another network: leave --model as it was"):
+    with pytest.raises(polynext.PolyNeXtError, match="is of another network: keep --model unchanged"):
         train(other, tmp_path / "run", resume=True, quiet=True)
     assert from_yaml((tmp_path / "run" / "config.yaml").read_text()) == config
     heavier = dataclasses.replace(config, epochs=2, optimizer=dataclasses.replace(config.optimizer, weight_decay=0.7))
@@ -156,7 +156,7 @@ def test_a_resumed_run_takes_new_options_and_keeps_its_network(tmp_path) -> None
     assert loop.optimizer.state  # its moments are those of before
 
 
-def test_images_that_are_too_small_are_a_sentence(tmp_path, capsys) -> None:
+def test_images_that_are_too_small_get_a_message(tmp_path, capsys) -> None:
     """DTTN halves its images five times."""
     assert main(["train", "digits", "--model.name", "dttn_tiny", "--out", str(tmp_path / "run")]) == 2
     assert "the network reduces images by 32 but got 8x8 pixels: give at least 32x32" in capsys.readouterr().err
@@ -167,11 +167,14 @@ def test_a_resumed_run_keeps_its_epochs_and_optimiser(tmp_path) -> None:
     config = short(epochs=1, ema=EmaConfig(decay=0.9, start=0.0))
     train(config, tmp_path / "run", quiet=True)
     state = RunFolder(tmp_path / "run").load_state()
-    for changed, sentence in (
-        ({"batch_size": config.batch_size // 2, "micro_batch": config.batch_size // 2}, "steps in an epoch and would"),
-        ({"optimizer": OptimizerConfig(name="lamb")}, "with another optimiser: leave `optimizer.name` as it was"),
+    for changed, message in (
+        (
+            {"batch_size": config.batch_size // 2, "micro_batch": config.batch_size // 2},
+            "steps in an epoch and now has",
+        ),
+        ({"optimizer": OptimizerConfig(name="lamb")}, "with another optimiser: keep `optimizer.name` unchanged"),
     ):
-        with pytest.raises(polynext.PolyNeXtError, match=sentence):
+        with pytest.raises(polynext.PolyNeXtError, match=message):
             loop_of(dataclasses.replace(config, **changed), tmp_path / "run").restore(state)
     loop = loop_of(dataclasses.replace(config, ema=EmaConfig(decay=0.0)), tmp_path / "run")
     loop.restore(state)
@@ -181,7 +184,7 @@ def test_a_resumed_run_keeps_its_epochs_and_optimiser(tmp_path) -> None:
 # Accumulation, processes, interruption
 
 
-def test_diagnostics_tell_what_happens_in_a_cell() -> None:
+def test_diagnostics_record_a_cell() -> None:
     model = polynext.create_model("cpolynext_nano", num_classes=3).train()
     images = torch.randn(4, 1, 8, 8)
     with Diagnostics(model).watching() as records:
@@ -200,14 +203,14 @@ def test_diagnostics_tell_what_happens_in_a_cell() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_watching_changes_nothing(tmp_path) -> None:
+def test_diagnostics_do_not_change_training(tmp_path) -> None:
     train(short(), tmp_path / "plain", quiet=True)
     watched = train(short(diagnostics=True), tmp_path / "watched", quiet=True)
     assert_same(weights(tmp_path / "plain"), weights(watched))
     records = [r for r in RunFolder(watched).records() if "cells" in r]
     assert [r["step"] for r in records] == list(range(1, 9))
     assert (watched / "diagnostics.png").stat().st_size > 5000
-    with pytest.raises(polynext.PolyNeXtError, match="ResNet has no cells to look into"):
+    with pytest.raises(polynext.PolyNeXtError, match="ResNet has no PolyNeXt cells"):
         train(short(diagnostics=True, model=ModelConfig(name="test_resnet")), tmp_path / "resnet", quiet=True)
 
 
@@ -224,7 +227,7 @@ def test_accumulated_batches_equal_one_large_batch(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name, variant", [("cpolynext_nano", ""), ("apolynext_nano_bn", "shared-statistics")])
-def test_two_processes_follow_one(tmp_path, name: str, variant: str) -> None:
+def test_two_processes_give_the_losses_of_one(tmp_path, name: str, variant: str) -> None:
     plain = AugmentConfig(crop="none", hflip=0.0, rand_augment="", erasing=0.0, mixup=0.0, cutmix=0.0)
     model = ModelConfig(name=name, variant=variant)
     config = short(augment=plain, model=model, micro_batch=32, ema=EmaConfig(decay=0.9, start=0.0))
@@ -316,16 +319,16 @@ def running(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_save_and_say_how_to_go_on(running, tmp_path, number, status: int) -> None:
+def test_signals_save_and_print_how_to_resume(running, tmp_path, number, status: int) -> None:
     process = running("run", data=DataConfig(limit=128, workers=1))
     os.killpg(process.pid, number)  # as a terminal and a cluster do: to the workers too
     _, error = process.communicate(timeout=60)
     assert process.returncode == status
-    assert f"go on with `polynext train --resume {tmp_path / 'run'}`" in error
+    assert f"resume it with `polynext train --resume {tmp_path / 'run'}`" in error
     assert "Traceback" not in error
 
 
-def test_a_killed_run_loses_at_most_the_epoch_under_way(running, tmp_path) -> None:
+def test_a_killed_run_loses_at_most_the_current_epoch(running, tmp_path) -> None:
     process = running("run")
     time.sleep(0.5)
     process.kill()
@@ -361,7 +364,7 @@ train(from_yaml(out.with_suffix(".yaml").read_text()), out, quiet=True)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds out what is being written from /proc")
-def test_a_run_killed_in_the_middle_of_a_write_goes_on_to_the_same_weights(tmp_path) -> None:
+def test_a_run_killed_during_a_write_resumes_to_the_same_weights(tmp_path) -> None:
     config = short(epochs=3)
     (tmp_path / "killed.yaml").write_text(to_yaml(config))
     process = subprocess.run(
@@ -376,18 +379,18 @@ def test_a_run_killed_in_the_middle_of_a_write_goes_on_to_the_same_weights(tmp_p
     assert not list(states.glob(".*.pt.*"))
 
 
-def test_a_torn_state_is_noticed_and_the_one_before_used(tmp_path) -> None:
+def test_a_damaged_state_is_skipped(tmp_path) -> None:
     train(short(), tmp_path / "run", quiet=True)
     folder = RunFolder(tmp_path / "run")
     older, newest = sorted(folder.states.glob("*.pt"))
     newest.write_bytes(newest.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="is damaged and left out"):
+    with pytest.warns(UserWarning, match="is damaged: using the state before it"):
         state = folder.load_state()
     assert state["progress"]["step"] == 4
     assert older.exists()
 
 
-def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path, monkeypatch) -> None:
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch) -> None:
     train(short(epochs=1), tmp_path / "run", quiet=True)
     folder = RunFolder(tmp_path / "run")
     before = (folder.path / "last.safetensors").read_bytes()
@@ -396,7 +399,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path, monkeypatch) 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(polynext.PolyNeXtError, match=r"No space left on device.*what was saved is whole"):
+    with pytest.raises(polynext.PolyNeXtError, match=r"No space left on device.*Saved files are intact"):
         folder.save_weights("last", {"x": torch.zeros(3)})
     assert (folder.path / "last.safetensors").read_bytes() == before
     assert not list(folder.path.glob(".*"))
@@ -414,7 +417,7 @@ def test_a_run_folder_is_complete_and_starts_another_run(tmp_path, capsys) -> No
     polynext.load_weights(model, tmp_path / "run" / "best.safetensors")
     assert main(["train", str(tmp_path / "run" / "config.yaml"), "--print-config"]) == 0
     assert from_yaml(capsys.readouterr().out) == config
-    with pytest.raises(polynext.PolyNeXtError, match="already holds a run"):
+    with pytest.raises(polynext.PolyNeXtError, match="already has a run"):
         train(config, tmp_path / "run", quiet=True)
     with (
         RunFolder(tmp_path / "run").alone(),

@@ -16,7 +16,7 @@ FORMS = {"plain": lambda model: model, "accelerated": accelerate, "lean": save_m
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("published", ["cpolynext_t", "apolynext_s"])
-def test_losses_gradients_and_weights_are_the_authors(published: str, form: str) -> None:
+def test_losses_gradients_and_weights_equal_the_authors(published: str, form: str) -> None:
     name, _ = golden.NETWORKS[published]
     expected = golden.steps(published)
     config = recipe(name).optimizer

@@ -1,4 +1,4 @@
-/** Elements of index.html by their ids, and new ones. */
+/** Find elements of index.html by id, and create elements. */
 
 export function find<Kind extends HTMLElement = HTMLElement>(id: string): Kind {
   const found = document.getElementById(id)

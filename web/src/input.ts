@@ -1,6 +1,6 @@
-/** The picture to ask about: drawn, opened, dropped, pasted, or one of the examples. */
+/** The picture to classify: drawn, opened, dropped, pasted, or a sample. */
 import { find } from './dom.ts'
-import type { Offer } from './offer.ts'
+import type { ClientSpec } from './client_spec.ts'
 import { Pad } from './pad.ts'
 import { isBright, negative, openPicture, show } from './pictures.ts'
 import { coloured, type Picture, preprocess, resized } from './preprocessing.ts'
@@ -8,7 +8,7 @@ import { Samples } from './samples.ts'
 import type { Service } from './service.ts'
 
 export class Input {
-  private offer: Offer | undefined
+  private spec: ClientSpec | undefined
   private chosen: Picture | undefined
   private readonly sheet = find('sheet')
   private readonly photo = find<HTMLCanvasElement>('photo')
@@ -34,23 +34,23 @@ export class Input {
     this.swap.addEventListener('change', () => this.update())
   }
 
-  /** Drawing is for networks that read grey pictures. */
+  /** Only networks with grey input have the drawing pad. */
   get drawable(): boolean {
-    return this.offer?.preprocessing.mean.length === 1
+    return this.spec?.preprocessing.mean.length === 1
   }
 
-  async use(offer: Offer): Promise<void> {
-    this.offer = offer
+  async use(spec: ClientSpec): Promise<void> {
+    this.spec = spec
     find('pad').hidden = !this.drawable
     find('sheet-hint').textContent = this.drawable ? 'Draw a digit here' : 'Choose a picture below, or drop one here'
     this.pad.clear()
     this.samples.show([], [])
     find('samples').classList.toggle('photos', !this.drawable)
-    const pictures = await Promise.all(offer.samples.map((name) => this.service.sample(offer.name, name)))
-    if (this.offer === offer) this.samples.show(pictures, offer.samples)
+    const pictures = await Promise.all(spec.samples.map((name) => this.service.sample(spec.name, name)))
+    if (this.spec === spec) this.samples.show(pictures, spec.samples)
   }
 
-  /** What is asked about, before the network's own preprocessing. */
+  /** The picture before the network's preprocessing. */
   picture(): Picture | undefined {
     if (!this.chosen) return this.pad.empty ? undefined : this.pad.picture()
     return this.swap.checked ? negative(this.chosen) : this.chosen
@@ -58,21 +58,21 @@ export class Input {
 
   values(): Float32Array | undefined {
     const picture = this.picture()
-    return picture && preprocess(picture, this.offer!.preprocessing)
+    return picture && preprocess(picture, this.spec!.preprocessing)
   }
 
   repaint(): void {
     this.pad.paint()
   }
 
-  /** The sheet holds a drawing or a picture, not both. */
+  /** The sheet has a drawing or an image, not both. */
   private drawn(): void {
     this.chosen = undefined
     this.update()
   }
 
   private async open(file: Blob | undefined): Promise<void> {
-    if (!file || !this.offer) return
+    if (!file || !this.spec) return
     try {
       const picture = await openPicture(file)
       this.pad.clear()
@@ -97,15 +97,15 @@ export class Input {
     if (this.chosen) show(picture!, this.photo)
     find('swap-label').hidden = !(this.chosen && this.drawable)
     find<HTMLButtonElement>('clear').disabled = !picture
-    if (this.offer) this.showSeen(picture, this.offer)
+    if (this.spec) this.showSeen(picture, this.spec)
     this.changed()
   }
 
-  private showSeen(picture: Picture | undefined, { preprocessing }: Offer): void {
+  private showSeen(picture: Picture | undefined, { preprocessing }: ClientSpec): void {
     const { size, mean } = preprocessing
     const channels = mean.length
     const black = { width: size, height: size, channels, data: new Uint8Array(size * size * channels) }
     show(picture ? resized(coloured(picture, channels), preprocessing) : black, this.seen)
-    find('seen-text').textContent = `What the network gets: ${size} × ${size} ${channels === 1 ? 'grey' : 'colour'} pixels`
+    find('seen-text').textContent = `The network's input: ${size} × ${size} ${channels === 1 ? 'grey' : 'colour'} pixels`
   }
 }

@@ -1,16 +1,16 @@
-/** The page: a picture in, its encrypted journey, the answer out. */
+/** The page: chooses a network, and connects input, session and view. */
 import { find, make, megabytes } from './dom.ts'
 import { Input } from './input.ts'
 import { drawBytes } from './noise.ts'
-import type { Offer, Summary } from './offer.ts'
+import type { ClientSpec, NetworkSummary } from './client_spec.ts'
 import { Refusal, Service } from './service.ts'
 import { type Listener, Session } from './session.ts'
-import { offerThemes } from './theme.ts'
-import { Ledger, showAnswer, showFacts, told, Work } from './view.ts'
+import { addThemeButton } from './theme.ts'
+import { Ledger, showAnswer, showFacts, jobText, Work } from './view.ts'
 
-/** Keys up to this size are made when the page is opened, larger ones when they are needed. */
+/** Keys up to this size in bytes are made when the page opens, larger ones when they are needed. */
 const SMALL_KEYS = 150e6
-/** So fast Chromium made them on a server's core: `python -m benchmarks.page`. */
+/** Speed of Chromium on one core, measured by `python -m benchmarks.page`. */
 const KEY_BYTES_PER_SECOND = 20e6
 
 const service = new Service()
@@ -19,30 +19,30 @@ const making = new Work('key')
 const serving = new Work('server')
 const noise = find<HTMLCanvasElement>('noise')
 const askButton = find<HTMLButtonElement>('ask')
-const input = new Input(service, pictureChanged, trouble)
+const input = new Input(service, pictureChanged, showError)
 let session: Session | undefined
 let sent: Uint8Array | undefined
-let chosen: Summary | undefined
+let chosen: NetworkSummary | undefined
 let busy = false
-/** The picture is the one that was asked about. */
+/** Whether the picture is unchanged since it was submitted. */
 let asked = false
 
 const listener: Listener = {
   makingKeys(share) {
-    const text = share < 1 ? 'Making keys, here and for this visit only.' : 'The secret key is made, and stays in this tab.'
-    making.tell(text, share)
+    const text = share < 1 ? 'Making keys for this visit.' : 'The secret key stays in this tab.'
+    making.show(text, share)
   },
   sendingKeys(share, bytes) {
-    serving.tell(`Receiving evaluation keys, ${megabytes(bytes)}, this once.`, share)
+    serving.show(`Receiving evaluation keys: ${megabytes(bytes)}, sent once.`, share)
   },
   encrypted(ciphertext) {
     sent = ciphertext
     find('fact-ciphertext').textContent = megabytes(ciphertext.length)
-    noise.ariaLabel = 'The ciphertext as a picture: noise'
+    noise.ariaLabel = 'The ciphertext as an image: noise'
     noise.parentElement!.classList.add('filled')
     drawBytes(ciphertext, noise)
   },
-  serving: (job) => serving.tell(...told(job)),
+  serving: (job) => serving.show(...jobText(job)),
   did(entry) {
     ledger.add(entry)
     if (entry.step === 'make keys') find('fact-keys').textContent = megabytes(entry.bytes!)
@@ -54,67 +54,67 @@ async function ask(): Promise<void> {
   const values = input.values()
   if (!session || !values || busy) return
   const mine = session
-  const { offer } = mine
+  const { spec } = mine
   busy = asked = true
-  trouble(undefined)
+  showError(undefined)
   update()
-  showAnswer(offer, undefined)
+  showAnswer(spec, undefined)
   find('fact-answer').textContent = '–'
   ledger.clear('encrypt', 'send', 'compute', 'fetch', 'decrypt')
   try {
     const logits = await mine.ask(values)
     if (mine !== session) return
-    if (asked) showAnswer(offer, logits)
-    else trouble('the picture was changed while it was asked about: its answer is not shown.')
+    if (asked) showAnswer(spec, logits)
+    else showError('the picture changed while the server computed, so the answer is not shown.')
   } catch (error) {
     if (mine !== session) return
-    trouble(error)
-    serving.tell('Waiting for a question.')
+    showError(error)
+    serving.show('Waiting for a picture.')
   }
   busy = false
   find('forget').hidden = false
   update()
 }
 
-/** Turns to a network, with keys of its own. */
-async function use(summary: Summary): Promise<void> {
-  leave()
-  trouble(undefined)
+/** Select a network. Every network has its own keys. */
+async function use(summary: NetworkSummary): Promise<void> {
+  leaveNetwork()
+  showError(undefined)
   chosen = summary
-  const offer = await service.offer(summary.name)
-  if (chosen !== summary) return // another was chosen in the meantime
-  const mine = new Session(offer, service, listener)
+  const spec = await service.clientSpec(summary.name)
+  if (chosen !== summary) return // another network was selected in the meantime
+  const mine = new Session(spec, service, listener)
   session = mine
-  input.use(offer).catch(trouble)
-  find('lead').textContent = lead(offer)
-  showFacts(offer, `about ${megabytes(summary.upload_bytes)}`)
-  showAnswer(offer, undefined)
+  input.use(spec).catch(showError)
+  find('lead').textContent = leadText(spec)
+  showFacts(spec, `about ${megabytes(summary.upload_bytes)}`)
+  showAnswer(spec, undefined)
   update()
-  if (summary.upload_bytes <= SMALL_KEYS) mine.keys().catch((error) => mine === session && trouble(error))
-  else making.tell(price(summary))
+  if (summary.upload_bytes <= SMALL_KEYS) mine.keys().catch((error) => mine === session && showError(error))
+  else making.show(costText(summary))
 }
 
-function leave(): void {
+function leaveNetwork(): void {
   session?.end().catch(() => undefined)
   session = undefined
   busy = false
   ledger.clear('make keys', 'send keys', 'encrypt', 'send', 'compute', 'fetch', 'decrypt')
   find('forget').hidden = true
   noise.parentElement!.classList.remove('filled')
-  serving.tell('Waiting for a question.')
+  serving.show('Waiting for a picture.')
 }
 
-/** What the first question will take, for whoever would rather not. */
-function price({ upload_bytes, seconds }: Summary): string {
+/** The cost of the first answer, shown before large keys are made. */
+function costText({ upload_bytes, seconds }: NetworkSummary): string {
   const making = Math.round(upload_bytes / KEY_BYTES_PER_SECOND)
   return (
-    `This network needs large keys: ${megabytes(upload_bytes)}. They are made when you first ask, in about ${making} s, ` +
-    `and sent once. An answer then takes the server about ${Math.round(seconds)} s.`
+    `This network needs ${megabytes(upload_bytes)} of keys. Your first picture makes them, in about ${making} s, ` +
+    `and sends them once. The server then computes for about ${Math.round(seconds)} s per picture.`
   )
 }
 
-function lead(offer: Offer): string {
-  const { size } = offer.preprocessing
+function leadText(spec: ClientSpec): string {
+  const { size } = spec.preprocessing
   const how = input.drawable ? 'Draw a digit' : 'Choose a picture'
   return (
     `${how}. Your browser encrypts its ${(size * size).toLocaleString('en')} pixels, the server runs a whole neural ` +
@@ -122,52 +122,52 @@ function lead(offer: Offer): string {
   )
 }
 
-/** An answer goes with the picture that it was given to. */
+/** Hide the answer of another picture. */
 function pictureChanged(): void {
-  if (session && asked) showAnswer(session.offer, undefined)
+  if (session && asked) showAnswer(session.spec, undefined)
   asked = false
   update()
 }
 
 function update(): void {
   askButton.disabled = busy || !session || !input.picture()
-  askButton.textContent = busy ? 'Asking…' : 'Encrypt and ask'
+  askButton.textContent = busy ? 'Computing…' : 'Classify'
 }
 
-function trouble(error: unknown): void {
+function showError(error: unknown): void {
   const place = find('trouble')
   place.hidden = error === undefined
   if (error === undefined) return
-  const sentence = error instanceof Error ? error.message : String(error)
-  place.textContent = sentence.charAt(0).toUpperCase() + sentence.slice(1)
+  const message = error instanceof Error ? error.message : String(error)
+  place.textContent = message.charAt(0).toUpperCase() + message.slice(1)
 }
 
-function showOffers(offers: Summary[]): void {
-  const place = find('offers')
-  place.hidden = offers.length < 2
+function showNetworks(networks: NetworkSummary[]): void {
+  const place = find('networks')
+  place.hidden = networks.length < 2
   place.replaceChildren(
-    ...offers.map((offer, i) => {
-      const choice = make('input', { type: 'radio', name: 'offer', value: offer.name, checked: i === 0 })
-      choice.addEventListener('change', () => use(offer).catch(trouble))
-      return make('label', {}, choice, offer.name)
+    ...networks.map((network, i) => {
+      const choice = make('input', { type: 'radio', name: 'network', value: network.name, checked: i === 0 })
+      choice.addEventListener('change', () => use(network).catch(showError))
+      return make('label', {}, choice, network.name)
     }),
   )
 }
 
 async function start(): Promise<void> {
   if (!isSecureContext)
-    throw new Error('browsers encrypt only on pages that came safely: open this one by https, or at 127.0.0.1.')
+    throw new Error('browsers allow encryption only on secure pages: open this page with https, or at 127.0.0.1.')
   const { token_required, version } = await service.about()
   find('version').textContent = `polynext ${version}`
   if (token_required) service.token = await askForToken()
-  const all = await service.offers()
-  const offers = all.filter((offer) => offer.backend === 'seal')
-  if (!offers[0]) throw new Error('this service offers no network that a browser can ask.')
-  showOffers(offers)
-  await use(offers[0])
+  const all = await service.networks()
+  const networks = all.filter((network) => network.works_in_browser)
+  if (!networks[0]) throw new Error('this service has no network that works in a browser.')
+  showNetworks(networks)
+  await use(networks[0])
 }
 
-/** Asks until the service takes it. It is kept in this tab's memory only. */
+/** Ask for a token until the service accepts one. It stays in this tab's memory. */
 function askForToken(): Promise<string> {
   const form = find<HTMLFormElement>('token-form')
   form.hidden = false
@@ -176,12 +176,12 @@ function askForToken(): Promise<string> {
       event.preventDefault()
       service.token = find<HTMLInputElement>('token').value.trim()
       try {
-        await service.offers()
+        await service.networks()
         form.hidden = true
-        trouble(undefined)
+        showError(undefined)
         resolve(service.token)
       } catch (error) {
-        trouble(error instanceof Refusal && error.status === 401 ? new Error('this token is not known here.') : error)
+        showError(error instanceof Refusal && error.status === 401 ? new Error('the service does not know this token.') : error)
       }
     })
   })
@@ -192,12 +192,12 @@ find('pad').addEventListener('keydown', (event) => {
   if (event.key === 'Enter') void ask()
 })
 find('forget').addEventListener('click', () => location.reload())
-addEventListener('pagehide', () => leave())
+addEventListener('pagehide', () => leaveNetwork())
 addEventListener('pageshow', (event) => {
-  if (event.persisted) location.reload() // the keys are gone
+  if (event.persisted) location.reload() // the keys were deleted
 })
-offerThemes(() => {
+addThemeButton(() => {
   input.repaint()
   if (sent) drawBytes(sent, noise)
 })
-start().catch(trouble)
+start().catch(showError)

@@ -1,7 +1,7 @@
-/** Bytes as a picture: one square for each, from the first on. What is encrypted looks like noise, and is. */
+/** Draw bytes as an image, one square per byte. A ciphertext looks like noise. */
 
 const SIDE = 48
-/** Where SEAL's headers end. */
+/** SEAL's headers end before this byte. */
 const BODY = 256
 
 export function drawBytes(bytes: Uint8Array, canvas: HTMLCanvasElement): void {
@@ -17,7 +17,7 @@ export function drawBytes(bytes: Uint8Array, canvas: HTMLCanvasElement): void {
   canvas.getContext('2d')!.putImageData(image, 0, 0)
 }
 
-/** The channels of a colour as computed styles have it: rgb(1, 2, 3). */
+/** The channels of a computed colour, such as rgb(1, 2, 3). */
 function rgb(colour: string): number[] {
   return (colour.match(/[\d.]+/g) ?? []).slice(0, 3).map(Number)
 }

@@ -1,12 +1,12 @@
-/** A sheet to draw on, by pointer or by keyboard. It keeps lines, so that a drawing can be made anew at another size. */
+/** A pad to draw on with a pointer or the keyboard. It stores lines, so the drawing can be painted at any size. */
 import { contextOf } from './pictures.ts'
 import type { Picture } from './preprocessing.ts'
 
 type Point = readonly [x: number, y: number]
 
-/** Side of the picture that a drawing becomes. */
+/** Side of the image made from a drawing, in pixels. */
 const SIDE = 64
-/** Digits as the network knows them: as high as the picture, at most so wide, of lines so thick. */
+/** Largest width and line thickness of digits in the training data, which fill the height. */
 const WIDEST = 40
 const THICKNESS = 11
 const PEN_STEP = 1 / 24
@@ -41,7 +41,7 @@ export class Pad {
     this.changed()
   }
 
-  /** The drawing, bright on black, centred and scaled as the digits are that the network learned from. */
+  /** The drawing, white on black, centred and scaled like the training data. */
   picture(): Picture {
     const context = contextOf(SIDE, SIDE)
     context.fillRect(0, 0, SIDE, SIDE)
@@ -136,7 +136,7 @@ function drawLines(context: CanvasRenderingContext2D, lines: Point[][], thicknes
   for (const line of lines) {
     context.beginPath()
     context.moveTo(...line[0]!)
-    // Curves from the middle of one piece to the middle of the next: a hand draws no corners between two samples.
+    // Curves between the midpoints of the segments, so that lines have no corners.
     for (const [i, [x, y]] of line.slice(0, -1).entries())
       context.quadraticCurveTo(x, y, (x + line[i + 1]![0]) / 2, (y + line[i + 1]![1]) / 2)
     context.lineTo(...line.at(-1)!)

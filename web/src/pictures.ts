@@ -1,4 +1,4 @@
-/** Somebody's own picture as RGB: upright, and on white where it is transparent. */
+/** Open image files as RGB: upright, with transparent pixels on white. */
 import type { Picture } from './preprocessing.ts'
 
 export async function openPicture(file: Blob): Promise<Picture> {
@@ -6,7 +6,7 @@ export async function openPicture(file: Blob): Promise<Picture> {
   try {
     bitmap = await createImageBitmap(file, { imageOrientation: 'from-image', colorSpaceConversion: 'none' })
   } catch {
-    throw new Error('this is not a picture that the browser can read: take a PNG or JPEG file.')
+    throw new Error('the browser cannot read this image: use a PNG or JPEG file.')
   }
   const { width, height } = bitmap
   const pen = contextOf(width, height)
@@ -20,12 +20,12 @@ export async function openPicture(file: Blob): Promise<Picture> {
   return { width, height, channels: 3, data: rgb }
 }
 
-/** The picture with light and dark exchanged: networks that read ink expect it bright on black. */
+/** The inverted image: networks for digits expect white on black. */
 export function negative(picture: Picture): Picture {
   return { ...picture, data: picture.data.map((value) => 255 - value) }
 }
 
-/** Whether a picture is mostly bright, like paper. */
+/** Whether an image is mostly bright, like paper. */
 export function isBright({ data }: Picture): boolean {
   return data.reduce((sum, value) => sum + value, 0) > 127 * data.length
 }

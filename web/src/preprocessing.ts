@@ -1,12 +1,12 @@
 /**
- * From a picture to what a network takes, number by number what polynext/preprocessing.py makes of it.
+ * Preprocessing of images, bit for bit equal to polynext/preprocessing.py.
  *
- * Python resizes with Pillow, whose arithmetic on bytes is repeated here: weights rounded to 22 binary digits, rows
- * first and rounded to bytes, then columns. test/vectors.json holds both sides to it.
+ * Python resizes with Pillow, and this file repeats its integer arithmetic: weights have 22 fractional bits, and rows are
+ * resized and rounded to bytes before columns. Both sides are tested with test/vectors.json.
  */
-import type { Preprocessing } from './offer.ts'
+import type { Preprocessing } from './client_spec.ts'
 
-/** Bytes in rows, `channels` to a pixel: one for grey, three for RGB. */
+/** Bytes in rows, `channels` per pixel: one for grey, three for RGB. */
 export interface Picture {
   width: number
   height: number
@@ -14,12 +14,12 @@ export interface Picture {
   data: Uint8Array
 }
 
-/** (C, H, W): resized, cropped, normalised. */
+/** Resize, crop and normalise to (C, H, W). */
 export function preprocess(picture: Picture, how: Preprocessing): Float32Array {
   return normalise(resized(coloured(picture, how.mean.length), how), how)
 }
 
-/** Grey or RGB, whichever is wanted. Grey is 0.299 R + 0.587 G + 0.114 B, in sixteen binary digits. */
+/** Convert to grey or RGB. Grey is 0.299 R + 0.587 G + 0.114 B, with 16 fractional bits. */
 export function coloured(picture: Picture, channels: number): Picture {
   if (picture.channels === channels) return picture
   const { width, height, data } = picture
@@ -31,7 +31,7 @@ export function coloured(picture: Picture, channels: number): Picture {
   return { width, height, channels, data: made }
 }
 
-/** What the network sees, as bytes. */
+/** The network's input, as bytes. */
 export function resized(picture: Picture, how: Preprocessing): Picture {
   let [width, height] = [how.resize, how.resize]
   if (how.crop === 'centre') {

@@ -1,4 +1,4 @@
-/** Pictures to choose from. They are one stop of the tab key; arrow keys go from one to the next. */
+/** Sample images. They are one tab stop; arrow keys move between them. */
 import { make } from './dom.ts'
 
 const STEPS: Record<string, 'previousElementSibling' | 'nextElementSibling'> = {

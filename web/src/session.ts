@@ -1,9 +1,9 @@
-/** Everything between a picture and its answer, for one network: keys, request, waiting, decryption. */
-import type { Offer } from './offer.ts'
+/** Keys and jobs for one network: everything between a picture and its answer. */
+import type { ClientSpec } from './client_spec.ts'
 import { type Job, Refusal, type Service } from './service.ts'
 import { type KeyPart, Vault } from './vault.ts'
 
-/** Something that was done: where, how long it took, and how many bytes it made or moved. */
+/** A finished step: how long it took, and how many bytes it made or sent. */
 export interface Entry {
   step: 'make keys' | 'send keys' | 'encrypt' | 'send' | 'compute' | 'fetch' | 'decrypt'
   milliseconds: number
@@ -28,20 +28,20 @@ export class Session {
   private job: string | undefined
 
   constructor(
-    readonly offer: Offer,
+    readonly spec: ClientSpec,
     service: Service,
     private readonly listener: Listener,
   ) {
     this.service = service.until(this.ending.signal)
   }
 
-  /** The evaluation keys, made once. */
+  /** The evaluation keys, which are made once. */
   keys(): Promise<KeyPart[]> {
     this.made ??= this.makeKeys()
     return this.made
   }
 
-  /** The logits of a picture. */
+  /** Classify preprocessed pixels; returns the logits. */
   async ask(values: Float32Array): Promise<number[]> {
     const keys = await this.keys()
     const started = performance.now()
@@ -50,7 +50,7 @@ export class Session {
     this.listener.encrypted(ciphertext)
     const job = Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, '0')).join('')
     this.job = job
-    await this.request(job, keys, new Blob([ciphertext]))
+    await this.submit(job, keys, new Blob([ciphertext]))
     const ended = await this.service.follow(job, (state) => this.listener.serving(state))
     const computed = 1000 * ((ended.finished ?? 0) - (ended.started ?? 0))
     this.listener.did({ step: 'compute', milliseconds: computed })
@@ -59,25 +59,25 @@ export class Session {
     this.did('fetch', fetched, answer.length)
     const logits = await this.decrypt(answer)
     this.job = undefined
-    void this.service.forget(`jobs/${job}`).catch(() => undefined)
+    void this.service.delete(`jobs/${job}`).catch(() => undefined)
     return logits
   }
 
-  /** Stops whatever is under way, and throws the keys away, here and at the server. */
+  /** Stop all work and delete the keys, here and on the server. */
   async end(): Promise<void> {
     this.vault.close()
-    this.ending.abort(new Error('the keys were thrown away.'))
-    if (this.job) void this.service.forget(`jobs/${this.job}`).catch(() => undefined)
-    if (this.announced) await this.service.forget(`keys/${this.announced}`)
+    this.ending.abort(new Error('the keys were deleted.'))
+    if (this.job) void this.service.delete(`jobs/${this.job}`).catch(() => undefined)
+    if (this.announced) await this.service.delete(`keys/${this.announced}`)
   }
 
   private async makeKeys(): Promise<KeyPart[]> {
     const started = performance.now()
     const parts: KeyPart[] = []
-    const steps = this.offer.parts.length + 1
+    const steps = this.spec.parts.length + 1
     this.listener.makingKeys(0)
-    await this.vault.open(this.offer)
-    for (const number of this.offer.parts.keys()) {
+    await this.vault.open(this.spec)
+    for (const number of this.spec.parts.keys()) {
       this.listener.makingKeys((number + 1) / steps)
       parts.push(await this.vault.evaluationKey(number))
     }
@@ -86,18 +86,18 @@ export class Session {
     return parts
   }
 
-  /** Sends the request, and before it the keys if the server lacks them: it may have forgotten them. */
-  private async request(job: string, keys: KeyPart[], ciphertext: Blob): Promise<void> {
+  /** Submit a job. The keys are sent first if the server does not have them, or has deleted them. */
+  private async submit(job: string, keys: KeyPart[], ciphertext: Blob): Promise<void> {
     for (const again of [true, false]) {
       this.sent ??= await this.sendKeys(keys)
       const started = performance.now()
       try {
-        this.listener.serving(await this.service.ask(job, this.offer.name, this.sent, ciphertext))
+        this.listener.serving(await this.service.submit(job, this.spec.name, this.sent, ciphertext))
         this.did('send', started, ciphertext.size)
         return
       } catch (error) {
-        const forgotten = error instanceof Refusal && ['unknown_keys', 'keys_incomplete'].includes(error.code)
-        if (!forgotten || !again) throw error
+        const deleted = error instanceof Refusal && ['unknown_keys', 'keys_incomplete'].includes(error.code)
+        if (!deleted || !again) throw error
         this.sent = undefined
       }
     }
@@ -107,7 +107,7 @@ export class Session {
     const started = performance.now()
     const bytes = sizeOf(keys)
     this.listener.sendingKeys(0, bytes)
-    this.announced = await this.service.announceKeys(this.offer.fingerprint, keys)
+    this.announced = await this.service.announceKeys(this.spec.fingerprint, keys)
     await this.service.sendKeys(this.announced, keys, (share) => this.listener.sendingKeys(share, bytes))
     this.did('send keys', started, bytes)
     return this.announced

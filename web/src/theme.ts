@@ -1,9 +1,9 @@
-/** Light, dark, or as the system has it. The choice lasts as long as the tab. */
+/** Light, dark, or the system's theme. The choice is not saved. */
 import { find } from './dom.ts'
 
-const THEMES = ['as the system', 'light', 'dark'] as const
+const THEMES = ['system', 'light', 'dark'] as const
 
-export function offerThemes(changed: () => void): void {
+export function addThemeButton(changed: () => void): void {
   const button = find<HTMLButtonElement>('theme')
   let chosen = 0
   const apply = (): void => {

@@ -1,7 +1,7 @@
-/** The page's side of the vault: calls that its thread answers. */
-import type { Offer } from './offer.ts'
+/** The page's interface to the vault, which runs in a worker thread. */
+import type { ClientSpec } from './client_spec.ts'
 
-/** A part of the evaluation keys, ready to be sent. */
+/** A part of the evaluation keys. */
 export interface KeyPart {
   name: string
   blob: Blob
@@ -34,7 +34,7 @@ export class Vault implements Calls {
       if ('error' in data) reject(new Error(data.error))
       else resolve(data.result)
     }
-    this.worker.onerror = () => this.end('the part of this page that encrypts could not be loaded: load it again.')
+    this.worker.onerror = () => this.end('the encryption library could not be loaded: reload the page.')
   }
 
   private ask<Result>(call: Request['call'], given: unknown): Promise<Result> {
@@ -44,9 +44,9 @@ export class Vault implements Calls {
     return answer.promise as Promise<Result>
   }
 
-  /** Makes a secret key for an offer. */
-  open(offer: Offer): Promise<void> {
-    return this.ask('open', offer)
+  /** Make a secret key for a client spec. */
+  open(spec: ClientSpec): Promise<void> {
+    return this.ask('open', spec)
   }
 
   evaluationKey(number: number): Promise<KeyPart> {
@@ -61,9 +61,9 @@ export class Vault implements Calls {
     return this.ask('decrypt', answer)
   }
 
-  /** Forgets the secret key. */
+  /** Delete the secret key. */
   close(): void {
-    this.end('the keys were thrown away.')
+    this.end('the keys were deleted.')
   }
 
   private end(why: string): void {

@@ -1,10 +1,10 @@
 /**
- * Where the secret key is made, used and kept: SEAL as WebAssembly, in a thread of its own so that the page stays alive.
- * Nothing here sends anything anywhere, and no call returns the secret key.
+ * The vault makes, uses and keeps the secret key, with SEAL as WebAssembly. It runs in a worker thread, so the page stays
+ * responsive. It sends nothing to the network, and no call returns the secret key.
  */
 import initialise from 'node-seal'
 import wasm from '../node_modules/node-seal/dist/seal_throws.wasm?url'
-import { type Offer, pack, unpack } from './offer.ts'
+import { type ClientSpec, pack, unpack } from './client_spec.ts'
 import type { Calls, KeyPart, Reply, Request } from './vault.ts'
 
 type Seal = Awaited<ReturnType<typeof initialise>>
@@ -18,7 +18,7 @@ class Vault implements Calls {
 
   private constructor(
     private readonly seal: Seal,
-    private readonly offer: Offer,
+    private readonly spec: ClientSpec,
     private readonly context: InstanceType<Seal['SEALContext']>,
   ) {
     this.generator = new seal.KeyGenerator(context)
@@ -28,23 +28,23 @@ class Vault implements Calls {
     this.encoder = new seal.CKKSEncoder(context)
   }
 
-  static async open(offer: Offer): Promise<Vault> {
-    if (!offer.seal) throw new Error('this network is not encrypted with SEAL, which is all that this page speaks.')
+  static async open(spec: ClientSpec): Promise<Vault> {
+    if (!spec.browser_parameters) throw new Error('this network does not use SEAL, the only library of this page.')
     const seal = await initialise({ locateFile: () => wasm }).catch(() => {
-      throw new Error('this browser cannot run SEAL, which is WebAssembly with exceptions: take a newer one.')
+      throw new Error('this browser cannot run SEAL (WebAssembly with exceptions): use a newer browser.')
     })
-    const { poly_modulus_degree: degree, coeff_modulus_bits: bits } = offer.seal
+    const { poly_modulus_degree: degree, coeff_modulus_bits: bits } = spec.browser_parameters
     const parameters = new seal.EncryptionParameters(seal.SchemeType.ckks)
     parameters.setPolyModulusDegree(degree)
     parameters.setCoeffModulus(seal.CoeffModulus.Create(degree, Int32Array.from(bits)))
     const context = new seal.SEALContext(parameters, true, seal.SecLevelType.tc128)
-    if (!context.parametersSet()) throw new Error('SEAL refuses these parameters: they are not 128 bits of security.')
-    return new Vault(seal, offer, context)
+    if (!context.parametersSet()) throw new Error('SEAL refuses these parameters: they have less than 128 bits of security.')
+    return new Vault(seal, spec, context)
   }
 
-  /** One part of the keys that compute and cannot decrypt. Half of such a key is random, and only its seed is sent. */
+  /** A part of the evaluation keys. Half of it is random, and only the seed of that half is sent. */
   async evaluationKey(number: number): Promise<KeyPart> {
-    const { name, step } = this.offer.parts[number]!
+    const { name, step } = this.spec.parts[number]!
     const bytes = this.saved(
       step === null
         ? this.generator.createRelinKeysSerializable()
@@ -56,7 +56,7 @@ class Vault implements Calls {
 
   async encrypt(values: Float32Array): Promise<Uint8Array<ArrayBuffer>> {
     const plain = new this.seal.Plaintext()
-    this.encoder.encode(pack(this.offer, values), this.offer.seal!.input_scale, plain)
+    this.encoder.encode(pack(this.spec, values), this.spec.browser_parameters!.input_scale, plain)
     const ciphertext = this.encryptor.encryptSymmetricSerializable(plain)
     plain.delete()
     return this.saved(ciphertext)
@@ -70,7 +70,7 @@ class Vault implements Calls {
     const slots: Float64Array = this.encoder.decodeFloat64(plain)
     ciphertext.delete()
     plain.delete()
-    return unpack(this.offer, slots)
+    return unpack(this.spec, slots)
   }
 
   private saved(what: { saveToArray(mode: unknown): unknown; delete(): void }): Uint8Array<ArrayBuffer> {
@@ -79,8 +79,8 @@ class Vault implements Calls {
     return bytes
   }
 
-  /** A sentence for whatever went wrong; SEAL's own exceptions are numbers to JavaScript. */
-  explained(error: unknown): string {
+  /** The message of an exception. SEAL's exceptions are numbers in JavaScript. */
+  messageOf(error: unknown): string {
     if (error instanceof Error) return error.message
     const { getExceptionMessage } = this.seal as unknown as { getExceptionMessage(error: unknown): string[] }
     return `SEAL says: ${getExceptionMessage(error).at(-1)}.`
@@ -97,8 +97,8 @@ self.onmessage = async ({ data: { id, call, given } }: MessageEvent<Request>) =>
   let reply: Reply
   try {
     if (call === 'open') {
-      vault = Vault.open(given as Offer)
-      // Within reach of the developer tools, so that anybody can look for it in what is sent. A test does.
+      vault = Vault.open(given as ClientSpec)
+      // Visible to the developer tools, so that anybody can search the traffic for the key. A test does.
       Object.assign(self, { vault: await vault })
       reply = { id, result: undefined }
     } else {
@@ -107,7 +107,7 @@ self.onmessage = async ({ data: { id, call, given } }: MessageEvent<Request>) =>
     }
   } catch (error) {
     const opened = await vault?.catch(() => undefined)
-    reply = { id, error: opened ? opened.explained(error) : String((error as Error).message ?? error) }
+    reply = { id, error: opened ? opened.messageOf(error) : String((error as Error).message ?? error) }
   }
   self.postMessage(reply)
 }

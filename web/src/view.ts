@@ -1,21 +1,21 @@
-/** The parts of the page that only show. */
+/** The parts of the page that only display. */
 import { find, make, megabytes, seconds } from './dom.ts'
-import type { Offer } from './offer.ts'
+import type { ClientSpec } from './client_spec.ts'
 import type { Job } from './service.ts'
 import type { Entry } from './session.ts'
 
 const STEPS: Record<Entry['step'], { text: string; where: 'device' | 'sent' | 'server' }> = {
   'make keys': { text: 'Secret key and evaluation keys made', where: 'device' },
-  'send keys': { text: 'Evaluation keys sent, once', where: 'sent' },
+  'send keys': { text: 'Evaluation keys sent (once)', where: 'sent' },
   encrypt: { text: 'Picture encrypted', where: 'device' },
   send: { text: 'Ciphertext sent', where: 'sent' },
   compute: { text: 'Network computed on the ciphertext', where: 'server' },
   fetch: { text: 'Encrypted logits fetched', where: 'sent' },
   decrypt: { text: 'Logits decrypted', where: 'device' },
 }
-const PLACES = { device: 'this device', sent: 'on the way', server: 'the server' }
+const PLACES = { device: 'this device', sent: 'in transit', server: 'the server' }
 
-/** What has been done, one row for each step; a step that is done again takes its row. */
+/** A table with one row per step. */
 export class Ledger {
   private readonly rows = new Map<Entry['step'], HTMLTableRowElement>()
   private readonly body = find<HTMLTableSectionElement>('ledger')
@@ -40,7 +40,7 @@ export class Ledger {
     row.dataset.bytes = String(bytes ?? '')
   }
 
-  /** Of these steps nothing has been done. */
+  /** Clear the rows of these steps. */
   clear(...steps: Entry['step'][]): void {
     for (const step of steps) {
       const row = this.rows.get(step)!
@@ -50,7 +50,7 @@ export class Ledger {
   }
 }
 
-/** A bar with a sentence below it. */
+/** A progress bar with a line of text. */
 export class Work {
   private readonly bar: HTMLProgressElement
   private readonly text: HTMLElement
@@ -60,30 +60,30 @@ export class Work {
     this.text = find(`${name}-text`)
   }
 
-  /** `share` of undefined is under way, nobody knows how far. */
-  tell(text: string, share: number | undefined = 0): void {
+  /** Show a text and the share that is done; undefined if it is unknown. */
+  show(text: string, share: number | undefined = 0): void {
     if (share === undefined) this.bar.removeAttribute('value')
     else this.bar.value = share
     if (this.text.textContent !== text) this.text.textContent = text
   }
 }
 
-export function told(job: Job): [text: string, share?: number] {
+export function jobText(job: Job): [text: string, share?: number] {
   if (job.state === 'queued')
-    return [job.position ? `Waiting behind ${job.position} other question${job.position > 1 ? 's' : ''}.` : 'Waiting for a free worker.']
-  if (job.state === 'running') return ['Computing on what it cannot read.', job.progress]
-  return [`Answered in ${seconds(1000 * ((job.finished ?? 0) - (job.started ?? 0)))}, without reading anything.`, 1]
+    return [job.position ? `In the queue behind ${job.position} other job${job.position > 1 ? 's' : ''}.` : 'In the queue.']
+  if (job.state === 'running') return ['Computing on the ciphertext.', job.progress]
+  return [`Answered in ${seconds(1000 * ((job.finished ?? 0) - (job.started ?? 0)))}, on the ciphertext alone.`, 1]
 }
 
-/** The decrypted logits as bars from zero, the largest marked. */
-export function showAnswer(offer: Offer, logits: number[] | undefined): void {
+/** Show the decrypted logits as bars, and mark the largest. */
+export function showAnswer(spec: ClientSpec, logits: number[] | undefined): void {
   const least = Math.min(0, ...(logits ?? []))
   const range = Math.max(1e-9, ...(logits ?? [])) - least
   const best = logits ? logits.indexOf(Math.max(...logits)) : -1
   const bars = find('bars')
   bars.style.setProperty('--zero', String(-least / range))
   bars.replaceChildren(
-    ...offer.classes.map((name, i) => {
+    ...spec.classes.map((name, i) => {
       const logit = logits?.[i]
       const bar = make('span', { className: 'bar' })
       bar.style.setProperty('--share', String((logit ?? 0) / range))
@@ -95,13 +95,13 @@ export function showAnswer(offer: Offer, logits: number[] | undefined): void {
   )
   const shown = find('answer')
   if (!logits) return shown.replaceChildren(make('span', { className: 'none' }, '?'))
-  const name = offer.classes[best]!
+  const name = spec.classes[best]!
   const total = logits.reduce((sum, logit) => sum + Math.exp(logit - logits[best]!), 0)
-  const sure = make('small', {}, `${total < 1.005 ? 'over 99' : Math.round(100 / total)} % sure, by softmax`)
+  const sure = make('small', {}, `${total < 1.005 ? 'over 99' : Math.round(100 / total)} % by softmax`)
   shown.replaceChildren(make('strong', { className: name.length > 2 ? 'word' : '' }, name), sure)
 }
 
-export function showFacts({ cost }: Offer, keys: string): void {
+export function showFacts({ cost }: ClientSpec, keys: string): void {
   find('fact-ciphertext').textContent = '–'
   find('fact-answer').textContent = '–'
   find('fact-keys').textContent = keys

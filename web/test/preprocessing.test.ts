@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
-import type { Preprocessing } from '../src/offer.ts'
+import type { Preprocessing } from '../src/client_spec.ts'
 import { preprocess } from '../src/preprocessing.ts'
 
 interface Vector {

@@ -1,13 +1,13 @@
-"""Where the entries of a value sit in a ciphertext's slots, and what a linear map is there.
+"""Where the entries of a value are in a ciphertext's slots, and what a linear map becomes there.
 
-A ciphertext holds a vector of `slots` numbers, a power of two. All that can be done with it is to add, to multiply
-entry by entry, and to rotate. A linear map is then a sum of rotated copies times constant vectors, its diagonals
+A ciphertext is a vector of `slots` numbers, a power of two. It can be added, multiplied slot by slot, and rotated. A
+linear map is therefore a sum of rotated copies, each times a constant vector, one of the map's diagonals:
 
     y[s] = sum over offsets o of diagonal_o[s] * x[s + o]
 
-A value whose entries need few bits of the slot number repeats along all the others, so that offsets count modulo its
-period and a rotation never brings in anything foreign. Several images lie between a value's leading axis (its channels)
-and the rest (its positions): the offsets are then those of one image.
+The entries of a value use some bits of the slot number. The value repeats along all other bits, so that offsets count
+modulo its period, and a rotation never brings in anything else. Several images lie between a value's leading axis (its
+channels) and the rest (its positions), so that they have the same offsets as one image.
 """
 
 import math
@@ -19,11 +19,12 @@ import scipy.sparse as sp
 
 from polynext.arrays import Array, Indices
 from polynext.circuit.maps import LinearMap
+from polynext.circuit.rewrites import Affine
 from polynext.circuit.structure import Kronecker
-from polynext.encrypted.runtime.diagonals import ONE, Diagonals, Factor, Form
+from polynext.encrypted.runtime.diagonals import ONE, Diagonals, Factor, LinearCombination
 from polynext.encrypted.runtime.layout import Layout, Target, bits, subsets
 
-# Entries this much smaller than the largest of a map are rounding: they are no reason for a diagonal.
+# Entries of a map that are this much smaller than its largest are rounding errors and get no diagonal.
 NEGLIGIBLE = 1e-11
 
 
@@ -31,7 +32,7 @@ def next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def layout_of(
+def make_layout(
     shape: Sequence[int],
     axes: Sequence[int],
     images: int,
@@ -40,12 +41,12 @@ def layout_of(
     stride: int = 0,
     phases: int = 1,
 ) -> Layout | None:
-    """A value's axes in this order, the leading one with the images inside it; None if that does not fit.
+    """The layout with a value's axes in this order and the images inside the leading axis; None if it does not fit.
 
-    `mirrored` turns the second half of the leading axis around, so that reversing the channels is a shift by half of
-    them. `stride` is how many slots each index of the leading axis takes for one image. Of a feature map, positions
-    whose rows and columns are equal modulo `phases` lie together: a map to fewer positions then takes whole blocks of
-    slots to others, as if the phases were channels.
+    `mirrored` reverses the second half of the leading axis, so that reversing the channels is a shift by half of them.
+    `stride` is the number of slots from one index of the leading axis to the next, for one image. In a feature map,
+    positions with equal row and column modulo `phases` lie together, as if phases were channels: a map to a smaller
+    feature map then moves whole blocks of slots.
     """
     counted = np.arange(math.prod(shape)).reshape(shape)
     if phases > 1:
@@ -69,42 +70,43 @@ def layout_of(
     return Layout(codes, slots, (stride * images, *inner))
 
 
-def target_of(layout: Layout, operands: int) -> tuple[Target, int]:
-    """Where the operands of a step go, one after the other and each in every group, and how far apart they are."""
+def make_target(layout: Layout, operands: int) -> tuple[Target, int]:
+    """The slots of a step's operands, one after the other and each in every group, and the distance between them."""
     distance = (layout.groups * layout.block if layout.groups > 1 else layout.period) if operands == 2 else 0
     codes = [c + i * distance for i in range(operands) for c in layout.copies()]
     return Target(np.concatenate(codes, axis=1), layout.slots), distance
 
 
-Maps = tuple[dict[int, LinearMap], Array | None]  # a linear form: maps by source, and bias
-
-
-def form_of(operands: Sequence[Maps], layouts: Sequence[Layout], target: Target, images: int) -> Form:
-    """The diagonals of linear forms of equal length, one after the other in a target, of the first so many images."""
-    sources = sorted({k for maps, _ in operands for k in maps})
+def pack_combination(
+    operands: Sequence[Affine[int]], layouts: Sequence[Layout], target: Target, images: int
+) -> LinearCombination:
+    """The diagonals of operands of equal length, one after the other in a target, for the first `images` images."""
+    sources = sorted({k for affine in operands for k in affine.maps})
     summed = 0
     for source in sources:
         summed |= (layouts[source].used | layouts[source].group_bits) & ~target.used
     repeated = target.slots - 1 & ~target.used & ~summed
-    found = {k: diagonals_of([m.get(k) for m, _ in operands], layouts[k], target, repeated, images) for k in sources}
+    found = {
+        k: make_diagonals([a.maps.get(k) for a in operands], layouts[k], target, repeated, images) for k in sources
+    }
     terms = {k: d for k, d in found.items() if len(d.offsets)}
-    if not terms:  # all weights are zero, but a form has to be made of something
+    if not terms:  # all weights are zero, but a linear combination needs a term
         source, empty = next(iter(found.items()))
         terms = {source: replace(empty, offsets=np.zeros(1, np.int64), starts=np.zeros(2, np.int64))}
     packed = None
-    if any(b is not None and np.any(b) for _, b in operands):
+    if any(a.bias is not None and np.any(a.bias) for a in operands):
         size = target.codes.shape[1] // len(operands)
-        bias = np.concatenate([np.zeros(size) if b is None else b for _, b in operands])
+        bias = np.concatenate([np.zeros(size) if a.bias is None else a.bias for a in operands])
         packed = np.zeros(target.slots)
         everywhere = subsets(target.slots - 1 & ~target.used)
         packed[target.codes[..., None] + everywhere] = bias[None, :, None]
-    return Form(terms, packed, tuple(bits(summed)), not 0 < summed & -summed < target.period)
+    return LinearCombination(terms, packed, tuple(bits(summed)), not 0 < summed & -summed < target.period)
 
 
-def diagonals_of(
+def make_diagonals(
     maps: Sequence[LinearMap | None], source: Layout, target: Target, repeated: int, images: int
 ) -> Diagonals:
-    """Those of maps below each other, by their structure if they have one that the layouts share."""
+    """The diagonals of maps below each other, by their Kronecker structure if the layouts preserve it."""
     found = structured_diagonals(maps, source, target, repeated, images)
     if found is not None:
         return found
@@ -118,47 +120,39 @@ def diagonals_of(
 def structured_diagonals(
     maps: Sequence[LinearMap | None], source: Layout, target: Target, repeated: int, images: int
 ) -> Diagonals | None:
-    """Those of sums of Kronecker products between layouts in which the slot of an entry is its channel's plus its
-    position's, in other bits."""
+    """The diagonals of sums of Kronecker products, between layouts in which the slot of an entry is a channel's number
+    plus a position's, in different bits; None for other maps and layouts."""
     found = [(i, m) for i, m in enumerate(maps) if isinstance(m, Kronecker)]
     if source.groups > 1 or not found or len(found) < sum(m is not None for m in maps):
         return None
     size = target.codes.shape[1] // len(maps)
-    rows: list[tuple[Indices, Indices, Indices, Array]] = []  # slots into, slots out of, term, value of each entry
+    rows: list[tuple[Indices, Indices, Indices, Array]] = []  # of each entry: target slot, source slot, term, value
     columns: list[tuple[Indices, Indices, Indices, Array]] = []
     terms = 0
     for number, mapping in found:
         into = target.codes[:images, number * size : (number + 1) * size].reshape(images, *mapping.shape_out)
         out_of = source.codes[:images].reshape(images, *mapping.shape_in)
-        channels_into, channels_out, positions_into, positions_out = (
-            into[:, :, 0],
-            out_of[:, :, 0],
-            into[0, 0],
-            out_of[0, 0],
-        )
-        positions_into, positions_out = positions_into - positions_into[0], positions_out - positions_out[0]
+        channels_into, channels_out = into[:, :, 0], out_of[:, :, 0]
+        positions_into, positions_out = into[0, 0] - into[0, 0, 0], out_of[0, 0] - out_of[0, 0, 0]
         if not (adds_up(into, channels_into, positions_into) and adds_up(out_of, channels_out, positions_out)):
             return None
         for mix, move in mapping.terms:
             real = np.abs(mix) > NEGLIGIBLE * np.abs(mapping.mixes).max(initial=0.0)
             c_out, c_in = np.nonzero(real)
-            for image in range(images):
-                rows.append(
-                    (channels_into[image, c_out], channels_out[image, c_in], np.full(len(c_out), terms), mix[real])
-                )
+            term = np.full(len(c_out), terms)
+            rows += [(channels_into[i, c_out], channels_out[i, c_in], term, mix[real]) for i in range(images)]
             p_out, p_in = move.nonzero()
-            columns.append(
-                (positions_into[p_out], positions_out[p_in], np.full(len(p_out), terms), np.asarray(move[p_out, p_in]))
-            )
+            term = np.full(len(p_out), terms)
+            columns.append((positions_into[p_out], positions_out[p_in], term, np.asarray(move[p_out, p_in])))
             terms += 1
     outer_entries, inner_entries = (
         [np.concatenate(each) for each in zip(*side, strict=True)] for side in (rows, columns)
     )
-    wraps = source.period > target.period  # bits above the target's are summed over: no offset need reach them
+    wraps = source.period > target.period  # bits above the target's are summed over, so no offset has to reach them
     turn = min(source.period, target.period)
     sides = []
     for into, out_of, term, value in (outer_entries, inner_entries):
-        # Where the target does not care, stay in the source's own slot, and sum over those slots in the end.
+        # In bits that the target does not use, stay in the source's slot; these bits are summed over at the end.
         where = into | (out_of & ~target.used)
         sides.append(factor_of(out_of - where, where, term, value, terms))
     (outer_offsets, outer), (inner_offsets, inner) = sides
@@ -177,13 +171,13 @@ def structured_diagonals(
 
 
 def adds_up(codes: Indices, channels: Indices, positions: Indices) -> bool:
-    """Whether (images, channels, positions) slots are the sums of these, which have no bits in common."""
+    """Whether slots (images, channels, positions) are the sums of these, and these have no bits in common."""
     mixed = np.bitwise_or.reduce(channels, axis=None) & np.bitwise_or.reduce(positions)
     return not mixed and bool((codes == channels[:, :, None] + positions).all())
 
 
 def factor_of(offset: Indices, where: Indices, term: Indices, value: Array, terms: int) -> tuple[Indices, Factor]:
-    """Entries by their offsets, those of several terms for one slot together."""
+    """Groups entries by offset. Entries of several terms in one slot stay together."""
     turn = int(where.max(initial=0)) + 1
     distinct, place = np.unique(offset * turn + where, return_inverse=True)
     values = np.zeros((terms, len(distinct)))
@@ -198,7 +192,7 @@ def matrix_diagonals(matrix: sp.csr_array, source: Layout, target: Target, repea
     into, out_of = target.codes[:images, rows].ravel(), source.codes[:images, columns].ravel()
     values = np.tile(data, images)
     if source.groups > 1:
-        # Repetitions inside a block differ in where they cross its end.
+        # Repetitions inside a block cross its end at different offsets.
         inside = subsets(repeated & (source.block - 1))
         repeated &= -source.block
         into, out_of, values = (into[:, None] + inside).ravel(), out_of.repeat(len(inside)), values.repeat(len(inside))
@@ -218,11 +212,11 @@ def matrix_diagonals(matrix: sp.csr_array, source: Layout, target: Target, repea
 
 
 def offsets_in_groups(into: Indices, out_of: Indices, source: Layout, fixed: int) -> tuple[Indices, Indices]:
-    """For each entry of a map the offset and the slot, in the group where the offset is smallest.
+    """The offset and slot of each entry of a map, in the group where the offset is smallest.
 
-    Offsets are counted from half an index of an axis below zero, so that a neighbour to the left is a small offset too.
-    The target slot's group is free except for the bits that are `fixed`. A rotation beyond the end of a block arrives
-    in the next group, which is rotated by one share more.
+    Offsets count from half an axis stride below zero, so that the left neighbour has a small offset too. The group of
+    the target slot is free except for its `fixed` bits. A rotation beyond the end of a block reaches the next group,
+    whose copy is rotated by one more share.
     """
     share = source.period // source.groups
     below = max((s for s in source.strides if 2 * s <= share), default=1) // 2
@@ -238,7 +232,7 @@ def offsets_in_groups(into: Indices, out_of: Indices, source: Layout, fixed: int
             up = (wanted - (group + crossing) * share) % source.period
             for offset in (up, up - source.period):
                 arrives = (inside + offset) // source.block == crossing
-                distance = np.where(offset >= -below, offset + below, source.slots - offset)  # backwards if it must
+                distance = np.where(offset >= -below, offset + below, source.slots - offset)  # backwards last
                 better = allowed & arrives & (distance < best)
                 best[better] = distance[better]
                 chosen[better] = offset[better]

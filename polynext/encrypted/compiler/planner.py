@@ -1,4 +1,4 @@
-"""Decides how a circuit is to be run encrypted, and tells the bill before any key is made."""
+"""Plans how to run a circuit encrypted, and estimates the cost before any key is made."""
 
 import itertools
 import math
@@ -10,69 +10,71 @@ import numpy as np
 
 from polynext.arrays import Array
 from polynext.circuit.graph import Circuit, Product
-from polynext.circuit.rewrites import (
-    factor_sums,
-    merge_linear_maps,
-    normalise,
-    patches_first,
-    split,
-    structured,
-)
+from polynext.circuit.rewrites import factor_sums, merge_linear_maps, normalise, patches_first, split, structured
 from polynext.circuit.structure import TooWideError
-from polynext.encrypted.compiler.complex_packing import join_values
-from polynext.encrypted.compiler.materialised import Choices, Kept
+from polynext.encrypted.compiler.complex_packing import pack_complex_values
+from polynext.encrypted.compiler.materialised import Candidates, Materialised
+from polynext.encrypted.compiler.outlines import (
+    computed_values,
+    linear_terms,
+    needed_prime_bits,
+    outline_steps,
+    step_operands,
+)
 from polynext.encrypted.compiler.precision import predict
 from polynext.encrypted.compiler.program_builder import build_program, choose_giant_steps
 from polynext.encrypted.compiler.rotations import choose_rotations
-from polynext.encrypted.compiler.stages import computed, needed_prime_bits, operands_of, stages_of, terms_of
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Backend, Costs, Security
 from polynext.encrypted.runtime.cost import MEBIBYTE, CostEstimate, estimate_cost, mebibytes
 from polynext.encrypted.runtime.counting import CountingEvaluator
 from polynext.encrypted.runtime.execution import encode_program
-from polynext.encrypted.runtime.levels import Stage
+from polynext.encrypted.runtime.levels import StepOutline
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
 from polynext.encrypted.runtime.sharing import Shared
 from polynext.errors import PolyNeXtError, require_share
 
-# Operands of products are scaled to about this size. Larger ones stand out better from the noise of a rescale, smaller
-# ones leave more digits to the plaintexts they are multiplied by.
+# Operands of products are scaled to about this size. Larger ones are less affected by the noise of a rescale, smaller
+# ones leave more digits to the plaintexts that they are multiplied by.
 OPERAND_SIZE = 8.0
 
-# Rounding a value costs about 4 times the precision that rounding a weight at the same scale does.
+# Rounding a value costs about 4 times the precision of rounding a weight at the same scale.
 WEIGHTS_TO_VALUES = 4
 LEAST_PLAIN_BITS, LEAST_LAZY_PLAIN_BITS = 20, 15
-# The image is encrypted with this many bits more than the values have later.
+# The image is encrypted with this many bits more than later values have.
 INPUT_BITS_MORE = 8
-# The largest logit of the examples has so many bits, far above its noise, and there is room for so many more.
+# The bits of the examples' largest logit, which put it far above its noise, and the room above it.
 RESULT_BITS, RESULT_ROOM_BITS, MOST_RESULT_BITS = 28, 4, 44
 MOST_SCALE_BITS, LEAST_SCALE_BITS, LEAST_LAZY_SCALE_BITS = 34, 26, 20
 
-# So many choices of kept values are tried before the best so far is good enough.
-PATIENCE = 20
-# So many drafts become whole plans, of which the fastest is taken.
+# The number of choices of materialised values that are tried.
+MOST_TRIALS = 20
+# The number of trial plans that are completed; the fastest of these is chosen.
 FINALISTS = 3
-# A draft that should be off by more than so many times what is allowed is not made a whole plan.
+# A trial plan is not completed if its predicted error is more than this many times the limit.
 HOPELESS = 1.5
 
 
 class DoesNotFitError(PolyNeXtError):
-    """The network cannot be run encrypted within the limits: it takes `excess` times as much as one allows."""
+    """The network cannot be run encrypted within the limits: it takes `excess` times as much as one of them allows."""
 
-    def __init__(self, sentence: str, excess: float = math.inf):
-        super().__init__(sentence)
+    def __init__(self, message: str, excess: float = math.inf):
+        super().__init__(message)
         self.excess = excess
 
 
 class TooImpreciseError(DoesNotFitError):
-    """It can, and its result would be off by more than is allowed."""
+    """The error of the result would be larger than the limit."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an encrypted run may take: bytes, and the ring degrees to try, by default all that the backend has; and how
-    far it may be off: its logits in units of the largest, and the share of predictions that change."""
+    """Limits of an encrypted run.
+
+    `memory` and `keys` are bytes. `ring_degrees` are those to try, by default all that the backend supports. `error` is
+    the error of the logits relative to the largest logit, and `flips` the share of predictions that change.
+    """
 
     memory: int = 2048 * MEBIBYTE
     keys: int = 300 * MEBIBYTE
@@ -86,7 +88,7 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How to run a circuit: the circuit in its final form, the program, the backend with its parameters, the bill."""
+    """How to run a circuit: the rewritten circuit, its program, the backend and parameters, and the cost."""
 
     circuit: Circuit
     program: Program
@@ -96,7 +98,7 @@ class Plan:
 
     @property
     def images(self) -> int:
-        """How many go into one ciphertext."""
+        """The number of images in one ciphertext."""
         return self.program.layouts[0].images
 
 
@@ -108,21 +110,21 @@ def make_plan(
     backend: str = "seal",
     costs: Callable[[int], Costs] | None = None,
 ) -> Plan:
-    """The fastest way found to run a circuit encrypted with 128-bit security, at the smallest ring degree that does.
+    """The fastest plan found for running a circuit encrypted with 128-bit security.
 
-    `circuit` is as lowered. `examples` (B, *image shape) are images like those to come: by them values are scaled and
-    the room for the result is chosen. `images` is how many go into one ciphertext. `costs` are those of operations at a
-    ring degree, by default the backend's on this machine.
+    `circuit` is as lowered. `examples` (B, *image shape) are typical images: values are scaled and the range of the
+    result is chosen by them. `images` is the number of images in one ciphertext. `costs` returns the costs of
+    operations at a ring degree, by default those of the backend on this machine.
     """
     limits = limits or Limits()
     chosen = get_backend(backend)
     possible = tuple(chosen.security.longest_modulus)
     merged = merge_linear_maps(factor_sums(structured(patches_first(circuit))))
     logits = circuit(examples).reshape(len(examples), -1)
-    choices = Choices(merged)
+    candidates = Candidates(merged)
     longest = max((node.size for node in merged.order if isinstance(node, Product)), default=0)
     reasons = []
-    best: Found | None = None
+    best: ChosenPlan | None = None
     for ring_degree in limits.ring_degrees or possible:
         if ring_degree not in possible:
             raise PolyNeXtError(
@@ -132,12 +134,12 @@ def make_plan(
         reason = ""
         for lazy in (True, False):
             search = Search(ring_degree, examples, logits, images, limits, chosen, at_degree, lazy)
-            best, failure = search.best(choices, best)
+            best, failure = search.best(candidates, best)
             if best is not None and not isinstance(failure, TooImpreciseError):
-                break  # without lazy values there are more primes, and longer scales
+                break  # without lazy rescaling there are more primes, and longer scales
             reason = reason or f"at ring degree {ring_degree} {failure}"
         if best is not None and longest * images <= ring_degree // 2:
-            break  # in a larger ring each operation takes longer, and there are as many if nothing had to be cut
+            break  # a larger ring makes operations slower, and does not save any if no value had to be split
         reasons.append(reason)
     if best is not None:
         return best.plan
@@ -148,20 +150,20 @@ def make_plan(
 
 
 @dataclass(frozen=True, eq=False)
-class Draft:
-    """What remains of a plan that was only tried."""
+class TrialPlan:
+    """The result of trying a choice of materialised values: an estimate, without scales and with all useful keys."""
 
     parameters: Parameters
     seconds: float
-    periods: tuple[int, ...]  # of the layouts of its values, but for the result's
+    periods: tuple[int, ...]  # of the layouts of all values but the result
 
 
 @dataclass(frozen=True)
-class Found:
-    """A plan, and the values it keeps."""
+class ChosenPlan:
+    """A complete plan and the values that it materialises."""
 
     plan: Plan
-    kept: Kept
+    materialised: Materialised
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,165 +183,181 @@ class Search:
     def largest_logit(self) -> float:
         return float(np.abs(self.logits).max())
 
-    def best(self, choices: Choices, other: Found | None) -> tuple[Found | None, DoesNotFitError | None]:
-        """The fastest plan, or another one that is faster; and why it could not be a faster one."""
+    def best(
+        self, candidates: Candidates, other: ChosenPlan | None
+    ) -> tuple[ChosenPlan | None, DoesNotFitError | None]:
+        """The fastest plan, which may be the `other` one, and why the first choice failed, if it did."""
         if other is not None and other.plan.parameters.ring_degree != self.ring_degree:
-            again = self.draft(choices, other.kept)
+            again = self.try_plan(candidates, other.materialised)
             if isinstance(again, DoesNotFitError) or again.seconds >= other.plan.cost.seconds:
                 return other, None
-        found, reason = self.finished(choices, self.drafts(choices), other)
-        if isinstance(reason, TooImpreciseError) and choices.skewed:
-            found, _ = self.finished(choices, self.drafts(choices.without_skewed()), found)
+        found, reason = self.complete_best(candidates, self.trials(candidates), other)
+        if isinstance(reason, TooImpreciseError) and candidates.has_skewed:
+            found, _ = self.complete_best(candidates, self.trials(candidates.without_skewed()), found)
         return found, reason
 
-    def drafts(self, choices: Choices) -> dict[Kept, Draft | DoesNotFitError]:
-        """The fastest first, then those that nearly fit. All values that there are some reasons for are kept; from the
-        best of these on greedily one more or one less, as long as that saves time and patience lasts."""
-        made: dict[Kept, Draft | DoesNotFitError] = {}
+    def trials(self, candidates: Candidates) -> dict[Materialised, TrialPlan | DoesNotFitError]:
+        """Trial plans, the fastest first, then those that nearly fit.
 
-        def merit(kept: Kept) -> tuple[float, float]:
-            draft = made[kept]
-            return (draft.seconds, 0.0) if isinstance(draft, Draft) else (math.inf, draft.excess)
+        First tries all values that share some reasons. From the best of these, adds, removes or changes one value at a
+        time, as long as this saves time.
+        """
+        made: dict[Materialised, TrialPlan | DoesNotFitError] = {}
 
-        def seconds(kept: Kept) -> float:
-            return merit(kept)[0]
+        def merit(chosen: Materialised) -> tuple[float, float]:
+            trial = made[chosen]
+            return (trial.seconds, 0.0) if isinstance(trial, TrialPlan) else (math.inf, trial.excess)
 
-        for kept in dict.fromkeys(choices.by_reason()):
-            made[kept] = self.draft(choices, kept, min(map(seconds, made), default=math.inf))
+        def seconds(chosen: Materialised) -> float:
+            return merit(chosen)[0]
+
+        for chosen in dict.fromkeys(candidates.by_reason()):
+            made[chosen] = self.try_plan(candidates, chosen, min(map(seconds, made), default=math.inf))
         first = min(made, key=seconds)
-        while len(made) < PATIENCE and seconds(first) < math.inf:
-            untried = (kept for kept in choices.near(first) if kept not in made)
-            for kept in itertools.islice(untried, PATIENCE - len(made)):
-                made[kept] = self.draft(choices, kept, seconds(first))
+        while len(made) < MOST_TRIALS and seconds(first) < math.inf:
+            untried = (chosen for chosen in candidates.neighbours(first) if chosen not in made)
+            for chosen in itertools.islice(untried, MOST_TRIALS - len(made)):
+                made[chosen] = self.try_plan(candidates, chosen, seconds(first))
             better = min(made, key=seconds)
             if seconds(better) == seconds(first):
                 break
             first = better
-        return {kept: made[kept] for kept in sorted(made, key=merit)}
+        return {chosen: made[chosen] for chosen in sorted(made, key=merit)}
 
-    def finished(
-        self, choices: Choices, drafts: dict[Kept, Draft | DoesNotFitError], best: Found | None
-    ) -> tuple[Found | None, DoesNotFitError | None]:
-        """The fastest whole plan of these drafts, or another one that is faster; and why the first draft that failed
-        did. Only drafts that promise to be precise enough become whole plans."""
+    def complete_best(
+        self,
+        candidates: Candidates,
+        trials: dict[Materialised, TrialPlan | DoesNotFitError],
+        best: ChosenPlan | None,
+    ) -> tuple[ChosenPlan | None, DoesNotFitError | None]:
+        """Completes the fastest trial plans that are likely to be precise enough.
+
+        Returns the fastest complete plan, which may be the given `best`, and why the first trial that failed did.
+        """
         reason: DoesNotFitError | None = None
-        excess, made = 0.0, 0
-        for kept, draft in drafts.items():
-            if isinstance(draft, DoesNotFitError):
-                reason = reason or draft
+        excess, completed = 0.0, 0
+        for chosen, trial in trials.items():
+            if isinstance(trial, DoesNotFitError):
+                reason = reason or trial
                 break
             limit = best.plan.cost.seconds if best else math.inf
-            if draft.seconds >= limit or made == FINALISTS:
+            if trial.seconds >= limit or completed == FINALISTS:
                 break
-            if excess * coarseness(draft.parameters) > HOPELESS:
+            if excess * rounding_error(trial.parameters) > HOPELESS:
                 continue
             try:
-                plan = self.whole(draft, self.cut(choices.circuit(kept)))
-                made += 1
+                plan = self.complete(trial, self.split(candidates.circuit(chosen)))
+                completed += 1
                 if plan.cost.seconds < limit:
-                    best = Found(plan, kept)
+                    best = ChosenPlan(plan, chosen)
             except TooImpreciseError as error:
                 reason = reason or error
-                excess = error.excess / coarseness(draft.parameters)
+                excess = error.excess / rounding_error(trial.parameters)
             except DoesNotFitError as error:
                 reason = reason or error
         return best, reason
 
-    def draft(self, choices: Choices, kept: Kept, limit: float = math.inf) -> Draft | DoesNotFitError:
-        """A plan without its scales, and with more keys than there may be; none that takes longer than a limit for
-        certain."""
+    def try_plan(
+        self, candidates: Candidates, chosen: Materialised, limit: float = math.inf
+    ) -> TrialPlan | DoesNotFitError:
+        """A trial plan with these values materialised, unless it certainly takes longer than `limit` seconds."""
         try:
-            unbuilt = choices.circuit(kept)
-            # Levels do not depend on what comes after, and what is too deep or too slow needs no packing.
-            if self.least_seconds(unbuilt, self.parameters(unbuilt)) > limit:
-                raise DoesNotFitError("it is faster otherwise")
-            plan = self.plan(self.cut(unbuilt))
+            expanded = candidates.circuit(chosen)
+            # Levels do not depend on the packing: a circuit that is too deep or too slow is not packed.
+            if self.least_seconds(expanded, self.parameters(expanded)) > limit:
+                raise DoesNotFitError("another plan is faster")
+            plan = self.plan(self.split(expanded))
             periods = tuple(layout.period for layout in plan.program.layouts[:-1])
-            return Draft(plan.parameters, plan.cost.seconds, periods)
+            return TrialPlan(plan.parameters, plan.cost.seconds, periods)
         except TooWideError:
             return DoesNotFitError("its maps grow too wide")
         except DoesNotFitError as error:
-            return DoesNotFitError(str(error), error.excess)  # without its traceback, which holds the circuit
+            return DoesNotFitError(str(error), error.excess)  # without the traceback, which refers to the circuit
 
-    def cut(self, unbuilt: Circuit) -> Circuit:
-        """With no value longer than a ciphertext."""
-        return structured(split(unbuilt, self.ring_degree // 2 // self.images))
+    def split(self, expanded: Circuit) -> Circuit:
+        """Splits values that are longer than a ciphertext."""
+        return structured(split(expanded, self.ring_degree // 2 // self.images))
 
     def least_seconds(self, circuit: Circuit, parameters: Parameters) -> float:
-        """What the products with weights take if each has a weight in every slot, and two of them for joined values."""
+        """The time of all products with plaintexts if no slot of a plaintext were zero, with complex packing."""
         products: Counter[tuple[str, int]] = Counter()
-        for node, stage in zip(computed(circuit), stages_of(circuit, self.lazy), strict=True):
-            for operand, how in zip(operands_of(node), stage.operands, strict=True):
-                entries = 0 if isinstance(how, int) else sum(term.map.entries for term in terms_of(operand))
-                products["multiply_plain", parameters.primes_at(stage.level)] += entries * self.images
+        for node, outline in zip(computed_values(circuit), outline_steps(circuit, self.lazy), strict=True):
+            for operand, sources in zip(step_operands(node), outline.operands, strict=True):
+                entries = 0 if isinstance(sources, int) else sum(term.map.entries for term in linear_terms(operand))
+                products["multiply_plain", parameters.primes_at(outline.level)] += entries * self.images
         return self.costs(products) / (2 * parameters.slots)
 
     def parameters(self, circuit: Circuit) -> Parameters:
-        stages = stages_of(circuit, self.lazy)
-        return choose_parameters(stages, self.ring_degree, self.largest_logit, self.backend.security)
+        outlines = outline_steps(circuit, self.lazy)
+        return choose_parameters(outlines, self.ring_degree, self.largest_logit, self.backend.security)
 
-    def plan(self, final: Circuit, spread: tuple[int, ...] = (), join: bool = False, draft: bool = True) -> Plan:
-        parameters = self.parameters(final)
+    def plan(
+        self, circuit: Circuit, spread: tuple[int, ...] = (), pack_complex: bool = False, trial: bool = True
+    ) -> Plan:
+        """A plan for a rewritten circuit. The keys of a trial do not count towards the limits."""
+        parameters = self.parameters(circuit)
         try:
-            program = build_program(final, parameters.slots, self.images, spread, draft, self.lazy)
+            program = build_program(circuit, parameters.slots, self.images, spread, trial, self.lazy)
         except PolyNeXtError as error:
             raise DoesNotFitError(str(error).rstrip(".")) from error
-        if join:
-            join_values(program)
+        if pack_complex:
+            pack_complex_values(program)
             choose_giant_steps(program)
         most_keys = int(self.limits.keys // parameters.key_bytes)
 
-        def rotation(level: int) -> float:
+        def rotation_seconds(level: int) -> float:
             return self.costs(Counter({("rotate", parameters.primes_at(level)): 1}))
 
-        choose_rotations(program, most_keys, rotation, draft)
+        choose_rotations(program, most_keys, rotation_seconds, trial)
         cost = estimate_cost(program, parameters, self.costs)
-        room = self.limits.memory - cost.peak_bytes + draft * cost.key_bytes
-        for step in program.steps:  # the first ones have the most primes, and their plaintexts the most bytes
+        room = self.limits.memory - cost.peak_bytes + trial * cost.key_bytes
+        for step in program.steps:  # the plaintexts of the first steps have the most primes and are the largest
             if room < 0:
-                step.held = False
-                count = sum(len(form.offsets(k)) for form in step.forms for k in form.sources)
+                step.keep_encoded = False
+                count = sum(len(each.offsets(k)) for each in step.combinations for k in each.sources)
                 room += count * parameters.ciphertext_bytes(step.level) // 2
-        if not all(step.held for step in program.steps):
+        if not all(step.keep_encoded for step in program.steps):
             cost = estimate_cost(program, parameters, self.costs)
-        if len(program.rotations) > most_keys and not draft:
+        if len(program.rotations) > most_keys and not trial:
             raise DoesNotFitError(
                 f"its {len(program.rotations)} rotation keys take {mebibytes(cost.key_bytes)} where "
                 f"{mebibytes(self.limits.keys)} are allowed",
                 cost.key_bytes / max(self.limits.keys, 1),
             )
-        if cost.peak_bytes - draft * cost.key_bytes > self.limits.memory:
+        if cost.peak_bytes - trial * cost.key_bytes > self.limits.memory:
             raise DoesNotFitError(
                 f"it takes {mebibytes(cost.peak_bytes)} of memory where {mebibytes(self.limits.memory)} are allowed",
                 cost.peak_bytes / max(self.limits.memory, 1),
             )
-        return Plan(final, program, self.backend.name, parameters, cost)
+        return Plan(circuit, program, self.backend.name, parameters, cost)
 
-    def whole(self, draft: Draft, circuit: Circuit) -> Plan:
-        """A draft made better, by joining values and by spreading one more at a time, and made a whole plan."""
+    def complete(self, trial: TrialPlan, circuit: Circuit) -> Plan:
+        """Completes a trial plan. Tries complex packing, then spreading one more value at a time, and keeps what saves
+        time."""
         circuit = structured(normalise(circuit, self.examples, OPERAND_SIZE))
-        room = self.ring_degree // 8  # of the slots, for two groups of two operands
-        seconds, join = draft.seconds, False
+        room = self.ring_degree // 8  # slots for two groups of two operands
+        seconds, pack_complex = trial.seconds, False
         spread: tuple[int, ...] = ()
-        for number in [None, *(i for i, period in enumerate(draft.periods) if 2 * period <= room)]:
-            tried = (spread, True) if number is None else ((*spread, number), join)
+        for number in [None, *(i for i, period in enumerate(trial.periods) if 2 * period <= room)]:
+            tried = (spread, True) if number is None else ((*spread, number), pack_complex)
             try:
                 plan = self.plan(circuit, *tried)
             except DoesNotFitError:
                 continue
             if plan.cost.seconds < seconds:
-                seconds, (spread, join) = plan.cost.seconds, tried
-        return self.precise_enough(self.plan(circuit, spread, join, draft=False))
+                seconds, (spread, pack_complex) = plan.cost.seconds, tried
+        return self.with_precision(self.plan(circuit, spread, pack_complex, trial=False))
 
-    def precise_enough(self, plan: Plan) -> Plan:
+    def with_precision(self, plan: Plan) -> Plan:
+        """Adds the predicted error to a plan's cost. Raises TooImpreciseError if it is beyond the limits."""
         found = predict(plan.program, plan.parameters, self.examples, self.logits)
         for what, value, allowed in (
             ("logits would be off by {} of the largest", found.error, self.limits.error),
             ("noise would change {} of the predictions", found.flips, self.limits.flips),
         ):
             if not value <= allowed:
-                sentence = f"its {what.format(f'{value:.2g}')} where {allowed:g} is allowed"
-                raise TooImpreciseError(sentence, found.error / self.limits.error)
+                message = f"its {what.format(f'{value:.2g}')} where {allowed:g} is allowed"
+                raise TooImpreciseError(message, found.error / self.limits.error)
         counter = CountingEvaluator(plan.parameters, plan.program.rotations)
         shared = Shared(plan.program, encode_program(plan.program, counter), counter, self.costs, processes=2)
         cost = replace(
@@ -353,12 +371,12 @@ class Search:
 
 
 def choose_parameters(
-    stages: Sequence[Stage], ring_degree: int, largest_logit: float, security: Security
+    outlines: Sequence[StepOutline], ring_degree: int, largest_logit: float, security: Security
 ) -> Parameters:
-    """The most precise primes that security allows for these stages at a ring degree."""
+    """The parameters of highest precision that are secure at a ring degree."""
     limit = security.longest_modulus[ring_degree]
-    depth = stages[-1].result_level
-    lazy = any(stage.lazy for stage in stages)
+    depth = outlines[-1].result_level
+    lazy = any(outline.lazy for outline in outlines)
     largest = math.log2(largest_logit) if largest_logit > 0 else 0.0
     result_bits = min(max(RESULT_BITS - math.floor(largest), 1), MOST_RESULT_BITS)
     headroom = max(math.ceil(largest + 1), 0) + RESULT_ROOM_BITS
@@ -367,12 +385,12 @@ def choose_parameters(
         last, shortest = result_bits + headroom, security.shortest_prime
         dropped: tuple[int, ...] = ()
         needed = (shortest,) * depth
-        while needed != dropped:  # at most once for each level, because its prime depends on earlier ones only
+        while needed != dropped:  # at most once per level, because a prime depends on those of earlier levels only
             dropped = needed
             bits = (*dropped, last, max((*dropped, last)))
-            input_bits = 2 * scale_bits if lazy else scale_bits + INPUT_BITS_MORE  # if lazy, like a product's
+            input_bits = 2 * scale_bits if lazy else scale_bits + INPUT_BITS_MORE  # if lazy, as for a product
             made = Parameters(ring_degree, bits, scale_bits, plain_bits, input_bits, result_bits)
-            needed = needed_prime_bits(stages, made, shortest)
+            needed = needed_prime_bits(outlines, made, shortest)
         return made
 
     def fits(made: Parameters) -> bool:
@@ -395,19 +413,19 @@ def choose_parameters(
         if plain_bits < least_plain:
             break
         fitting.append(made)
-    best = min(fitting, key=coarseness)
-    # What is left of the modulus costs no time: it goes to the weights, those of the classifier first, which sum over
-    # most values, and to the room for results.
+    best = min(fitting, key=rounding_error)
+    # The rest of the modulus costs no time. It goes to the weights, those of the classifier first, which sum over most
+    # values, and to the range of the result. A prime that rescales a product determines a scale and stays.
     *bits, special = best.prime_bits
     left = limit - best.modulus_bits
-    bound = {stage.product_level for stage in stages if stage.rescales}  # what these drop sets a scale
-    for level in [n for n in (*reversed(range(depth)), depth) if n not in bound]:
+    fixed = {outline.product_level for outline in outlines if outline.rescales}
+    for level in [n for n in (*reversed(range(depth)), depth) if n not in fixed]:
         more = min(left, special - bits[level])
         bits[level] += more
         left -= more
     return replace(best, prime_bits=(*bits, special))
 
 
-def coarseness(parameters: Parameters) -> float:
-    """How much rounding values and weights costs, by a rule of thumb: for comparing, not for telling."""
+def rounding_error(parameters: Parameters) -> float:
+    """A rule of thumb for the error of rounding values and weights. It compares parameters; `precision.py` predicts."""
     return WEIGHTS_TO_VALUES * 2.0**-parameters.scale_bits + 2.0**-parameters.plain_bits

@@ -1,4 +1,4 @@
-"""From a trained network to a plan, and to a server's folder. This needs torch; serving does not."""
+"""From a trained network to a plan and to a server's folder. This needs torch; serving does not."""
 
 import re
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ from polynext.preprocessing import Preprocessing
 if TYPE_CHECKING:
     from polynext.runs import Run
 
-# As many training images as the ranges of the values inside the network are estimated from.
+# The number of training images that the ranges of the values inside the network are estimated from.
 EXAMPLES = 256
 
 
 def plan_run(run: "Run", images: int = 1, limits: Limits | None = None) -> Plan:
-    """How to run a trained, fully polynomial network encrypted, with so many images in a ciphertext."""
+    """Plans how to run a trained, fully polynomial network encrypted, with `images` images in a ciphertext."""
     from polynext.circuit.lowering import lower
 
     require_at_least(1, images=images)
     if run.config is None:
         raise PolyNeXtError(
-            f"{run.name} does not say what it was trained on, and its values are scaled by such images: give the "
-            "folder of a training run."
+            f"{run.name} does not record its training data, and planning needs example images: give the folder of a "
+            "training run."
         )
     examples, _, _ = run.images("train", EXAMPLES)
     return make_plan(lower(run.model), examples, images, limits)
@@ -53,7 +53,7 @@ def client_spec_for(plan: Plan, preprocessing: Preprocessing, classes: Sequence[
 
 
 def prepare(run: "Run", folder: Path, images: int = 1, limits: Limits | None = None, samples: int = 0) -> Plan:
-    """Makes a server's folder. client_spec.json is for clients and holds no weights; samples are for everybody."""
+    """Writes a server's folder. client_spec.json is for clients and contains no weights; samples are public images."""
     require_at_least(0, samples=samples)
     plan = plan_run(run, images, limits)
     save_server(plan.program, client_spec_for(plan, run.preprocessing, run.class_names), folder)
@@ -62,11 +62,11 @@ def prepare(run: "Run", folder: Path, images: int = 1, limits: Limits | None = N
 
 
 def save_samples(run: "Run", folder: Path, count: int) -> None:
-    """So many test pictures of all classes, each called by a number and its class."""
+    """Saves test images of all classes, named by number and class."""
     if count == 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    _, labels, pictures = run.images("test", count)
-    for number, (label, pixels) in enumerate(zip(labels, pictures, strict=True), start=1):
+    _, labels, images = run.images("test", count)
+    for number, (label, pixels) in enumerate(zip(labels, images, strict=True), start=1):
         name = re.sub(r"[^A-Za-z0-9]+", "-", run.class_names[label])[:40]
         Image.fromarray(pixels).save(folder / f"{number:02}-{name}.png")

@@ -1,15 +1,15 @@
-"""Packs a circuit into slots and makes a program of it."""
+"""Packs a circuit into slots and builds its program."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from polynext.circuit.graph import Circuit, Input, Node
-from polynext.circuit.maps import LinearMap
-from polynext.encrypted.compiler.packing import Maps, form_of, layout_of, next_power_of_two, target_of
-from polynext.encrypted.compiler.stages import computed, operands_of, stages_of, terms_of
-from polynext.encrypted.runtime.diagonals import Form
+from polynext.circuit.rewrites import Affine
+from polynext.encrypted.compiler.outlines import computed_values, linear_terms, outline_steps, step_operands
+from polynext.encrypted.compiler.packing import make_layout, make_target, next_power_of_two, pack_combination
+from polynext.encrypted.runtime.diagonals import LinearCombination
 from polynext.encrypted.runtime.layout import Layout, same_slots
-from polynext.encrypted.runtime.levels import Stage
+from polynext.encrypted.runtime.levels import StepOutline
 from polynext.encrypted.runtime.program import Program, Step, Stride
 from polynext.errors import PolyNeXtError
 
@@ -19,29 +19,29 @@ def build_program(
     slots: int,
     images: int,
     spread: Collection[int] = (),
-    draft: bool = False,
+    trial: bool = False,
     lazy: bool = False,
 ) -> Program:
-    """Packs the values of a circuit whose sums are unbuilt, and decides on giant steps. Rotation keys come later.
+    """Packs the values of a circuit whose sums are expanded, and chooses giant steps. `choose_rotations` adds the keys.
 
-    `spread` says which values (by number) are laid out in groups, where that can be done. A `draft` has the diagonals
-    of the first image only: its operations are the whole program's. `lazy` is explained in `levels.py`.
+    `spread` are the numbers of values to lay out in groups, where possible (`Layout`). A `trial` has the diagonals of
+    the first image only, which need the same operations. `lazy` turns on lazy rescaling (`levels.py`).
     """
-    builder = Builder(circuit, slots, images, spread, draft)
-    for node, stage in zip(computed(circuit), stages_of(circuit, lazy), strict=True):
-        builder.add_step(node, stage)
+    builder = Builder(circuit, slots, images, spread, trial)
+    for node, outline in zip(computed_values(circuit), outline_steps(circuit, lazy), strict=True):
+        builder.add_step(node, outline)
     builder.program.layouts[0] = replace(builder.program.layouts[0], order=circuit.input.order)
     choose_giant_steps(builder.program)
     return builder.program
 
 
 class Builder:
-    """A program in the making."""
+    """A program under construction."""
 
-    def __init__(self, circuit: Circuit, slots: int, images: int, spread: Collection[int], draft: bool):
-        self.circuit, self.images, self.spread, self.draft = circuit, images, spread, draft
+    def __init__(self, circuit: Circuit, slots: int, images: int, spread: Collection[int], trial: bool):
+        self.circuit, self.images, self.spread, self.trial = circuit, images, spread, trial
         self.block = block_size(circuit, images, spread)
-        self.coarsest = max((self.coarseness(node.shape) for node in computed(circuit)), default=1)
+        self.most_reduced = max((self.reduction(node.shape) for node in computed_values(circuit)), default=1)
         self.groups = max(slots // 2 // self.block, 1) if self.block else 1
         self.program = Program(slots)
         fitting = self.candidates(circuit.input)
@@ -50,47 +50,44 @@ class Builder:
         self.numbers: dict[Node, int] = {circuit.input: 0}
         self.program.layouts.append(self.in_groups(fitting[0], 0))
 
-    def add_step(self, node: Node, stage: Stage) -> None:
+    def add_step(self, node: Node, outline: StepOutline) -> None:
         number = len(self.numbers)
-        sides = list(zip(operands_of(node), stage.operands, strict=True))
-        wanted = [self.maps_of(operand) for operand, how in sides if isinstance(how, tuple)]
-        ready = [how for _, how in sides if isinstance(how, int)]
-        layout, forms, pair = self.best_layout(node, number, wanted, ready)
-        made = iter(forms)
-        operands = [how if isinstance(how, int) else next(made) for _, how in sides[: len(ready) + len(forms)]]
-        self.program.steps.append(Step(stage, operands, pair=pair))
+        sides = list(zip(step_operands(node), outline.operands, strict=True))
+        wanted = [self.numbered_maps(operand) for operand, sources in sides if isinstance(sources, tuple)]
+        ready = [sources for _, sources in sides if isinstance(sources, int)]
+        layout, combinations, pair = self.best_layout(node, number, wanted, ready)
+        made = iter(combinations)
+        operands = [o if isinstance(o, int) else next(made) for _, o in sides[: len(ready) + len(combinations)]]
+        self.program.steps.append(Step(outline, operands, pair=pair))
         self.program.layouts.append(layout)
         self.numbers[node] = number
 
-    def maps_of(self, node: Node) -> Maps:
-        """A sum of linear maps by the numbers of its sources."""
-        maps: dict[int, LinearMap] = {}
-        bias = None
-        for term in terms_of(node):
-            source = self.numbers[term.source]
-            maps[source] = maps[source].plus(term.map) if source in maps else term.map
-            bias = term.bias if bias is None else bias if term.bias is None else bias + term.bias
-        return maps, bias
+    def numbered_maps(self, node: Node) -> Affine[int]:
+        """A sum of linear maps, by the numbers of their sources."""
+        total: Affine[int] = Affine({})
+        for term in linear_terms(node):
+            total = total.plus(Affine({self.numbers[term.source]: term.map}, term.bias))
+        return total
 
     def best_layout(
-        self, node: Node, number: int, wanted: list[Maps], ready: list[int]
-    ) -> tuple[Layout, list[Form], int]:
-        """The layout of a value that takes the fewest diagonals to make, in groups if it is to be and can be."""
+        self, node: Node, number: int, wanted: list[Affine[int]], ready: list[int]
+    ) -> tuple[Layout, list[LinearCombination], int]:
+        """The layout of a value that needs the fewest diagonals, in groups if requested and possible."""
         layouts = self.program.layouts
-        plain = self.candidates(node, [layouts[k] for maps, _ in wanted for k in maps])
+        plain = self.candidates(node, [layouts[k] for affine in wanted for k in affine.maps])
         grouped = [self.in_groups(layout, number) for layout in plain]
-        for choices in (grouped, plain):
+        for candidates in (grouped, plain):
             found = []
-            for layout in choices:
-                forms, pair = operand_forms(wanted, layouts, layout, self.draft)
-                usable = node is self.circuit.output or all(form.repeats for form in forms)
+            for layout in candidates:
+                combinations, pair = operand_combinations(wanted, layouts, layout, self.trial)
+                usable = node is self.circuit.output or all(each.repeats for each in combinations)
                 if usable and all(same_slots(layouts[k], layout) for k in ready):
                     cost = sum(
-                        len(d.offsets) + 2 * len(form.summed_bits) for form in forms for d in form.terms.values()
+                        len(d.offsets) + 2 * len(each.summed_bits) for each in combinations for d in each.terms.values()
                     )
-                    found.append((cost, layout, forms, pair))
+                    found.append((cost, layout, combinations, pair))
             if found:
-                return min(found, key=lambda choice: choice[0])[1:]
+                return min(found, key=lambda candidate: candidate[0])[1:]
         raise self.too_long(node)
 
     def in_groups(self, layout: Layout, number: int) -> Layout:
@@ -98,27 +95,27 @@ class Builder:
         return layout.spread(self.groups, self.block) if fits else layout
 
     def candidates(self, node: Node, sources: Sequence[Layout] = ()) -> list[Layout]:
-        """Orders of a value's axes; for a plain vector also one entry per channel of what it is made from."""
+        """Layouts with different orders of a value's axes. A vector can also have the strides of its sources."""
         images, slots = self.images, self.program.slots
-        shape = node.shape[1:] if len(node.shape) == 4 and node.shape[0] == 1 else node.shape  # as traced, one image
+        shape = node.shape[1:] if len(node.shape) == 4 and node.shape[0] == 1 else node.shape  # traced with one image
         if len(shape) == 1:
             strides = {1} | {source.strides[0] // images for source in sources if source.strides}
-            found = [layout_of(shape, (0,), images, slots, stride=s) for s in sorted(strides)]
+            found = [make_layout(shape, (0,), images, slots, stride=s) for s in sorted(strides)]
         else:
-            # Channels come first in a feature map; where positions were flattened, they may come second.
+            # Channels come first in a feature map. If its positions have been flattened, channels may come second.
             orders = [(0, 1), (1, 0)] if len(shape) == 2 else [tuple(range(len(shape)))]
-            mirrored = not isinstance(node, Input)  # only the network's own channels are ever flipped
+            mirrored = not isinstance(node, Input)  # a network flips its own channels, never the image's
             phases = self.phases(shape)
-            found = [layout_of(shape, axes, images, slots, mirrored, phases=phases) for axes in orders]
+            found = [make_layout(shape, axes, images, slots, mirrored, phases=phases) for axes in orders]
         return [layout for layout in found if layout is not None]
 
     def phases(self, shape: Sequence[int]) -> int:
-        """By how much the sides of a feature map are longer than those of the coarsest one."""
-        coarseness = self.coarseness(shape)
-        return self.coarsest // coarseness if coarseness and self.coarsest % coarseness == 0 else 1
+        """The side of a feature map divided by the side of the smallest one."""
+        reduction = self.reduction(shape)
+        return self.most_reduced // reduction if reduction and self.most_reduced % reduction == 0 else 1
 
-    def coarseness(self, shape: Sequence[int]) -> int:
-        """By how much the sides of a feature map are shorter than the image's; 0 for what is no feature map."""
+    def reduction(self, shape: Sequence[int]) -> int:
+        """The image's side divided by the side of a feature map; 0 for other values."""
         image = self.circuit.input.shape
         if min(len(image), len(shape)) < 3 or tuple(shape[-2:]) == (1, 1):
             return 0
@@ -132,54 +129,56 @@ class Builder:
         )
 
 
-def operand_forms(wanted: list[Maps], layouts: Sequence[Layout], layout: Layout, draft: bool) -> tuple[list[Form], int]:
-    """The forms of the operands of a step, two of them side by side in one if there is room."""
-    images = 1 if draft else layout.images
+def operand_combinations(
+    wanted: list[Affine[int]], layouts: Sequence[Layout], layout: Layout, trial: bool
+) -> tuple[list[LinearCombination], int]:
+    """The linear combinations of a step's operands, and the distance of two that fit into one ciphertext."""
+    images = 1 if trial else layout.images
     room = layout.groups * layout.block if layout.groups > 1 else layout.period
     together = len(wanted) == 2 and 2 * room <= layout.slots
     if not together:
-        target, _ = target_of(layout, 1)
-        return [form_of([maps] * layout.groups, layouts, target, images) for maps in wanted], 0
-    target, distance = target_of(layout, 2)
-    copies = [maps for maps in wanted for _ in range(layout.groups)]
-    return [form_of(copies, layouts, target, images)], distance
+        target, _ = make_target(layout, 1)
+        return [pack_combination([affine] * layout.groups, layouts, target, images) for affine in wanted], 0
+    target, distance = make_target(layout, 2)
+    copies = [affine for affine in wanted for _ in range(layout.groups)]
+    return [pack_combination(copies, layouts, target, images)], distance
 
 
 def block_size(circuit: Circuit, images: int, spread: Collection[int]) -> int:
-    """The slots of one group: twice what the longest spread value needs, for the two operands of those made from it;
-    0 if there is none."""
-    numbered = [circuit.input, *computed(circuit)]
+    """The slots of one group: twice the longest spread value, for two operands computed from it; 0 if there is none."""
+    numbered = [circuit.input, *computed_values(circuit)]
     return max((2 * next_power_of_two(numbered[k].size * images) for k in spread if k < len(numbered)), default=0)
 
 
-def giant_steps(form: Form, stride: Stride) -> set[int]:
-    return {int(g) for _, d in form.diagonals for g in stride.decompose(d.offsets, d.period)[0]}
+def giant_steps(combination: LinearCombination, stride: Stride) -> set[int]:
+    return {int(g) for _, d in combination.diagonals for g in stride.decompose(d.offsets, d.period)[0]}
 
 
 def choose_giant_steps(program: Program) -> None:
-    """For each step the stride that needs the fewest rotations, given the baby steps already made for earlier ones."""
+    """Chooses for each step the stride with the fewest rotations, given the baby steps of earlier steps."""
     made: dict[int, set[int]] = {}
     strides = [Stride(1 << i) for i in range(program.slots.bit_length())]
     for step in program.steps:
-        if not step.forms:
+        if not step.combinations:
             continue
 
         def rotations(stride: Stride, step: Step = step) -> tuple[int, int]:
-            giants = sum(len(giant_steps(form, stride) - {0}) for form in step.forms)
+            giants = sum(len(giant_steps(combination, stride) - {0}) for combination in step.combinations)
             wanted = wanted_babies(step, stride)
             babies = sum(len(steps - made.get(source, {0})) for source, steps in wanted.items())
             return giants + babies, babies
 
-        # Of equals the one with the fewest baby steps: they take memory, and time when they are brought down a level.
+        # With equal rotations, fewer baby steps are better: they take memory, and time to bring to another level.
         step.stride = min(reversed(strides), key=rotations)
         for source, wanted in wanted_babies(step, step.stride).items():
             made.setdefault(source, {0}).update(wanted)
 
 
 def wanted_babies(step: Step, stride: Stride) -> dict[int, set[int]]:
+    """The baby steps of each source."""
     found: dict[int, set[int]] = {}
-    for form in step.forms:
-        for source, diagonals in form.diagonals:
-            _, r = stride.decompose(diagonals.offsets, diagonals.period)
-            found.setdefault(source, set()).update(r.tolist())
+    for combination in step.combinations:
+        for source, diagonals in combination.diagonals:
+            _, babies = stride.decompose(diagonals.offsets, diagonals.period)
+            found.setdefault(source, set()).update(babies.tolist())
     return found

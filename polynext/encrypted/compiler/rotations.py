@@ -1,6 +1,6 @@
-"""Which rotation keys to make, and how to reach every rotation with them.
+"""Which rotation keys to make, and how to compute every rotation with them.
 
-A key is many megabytes, so there should be few; a rotation without a key of its own takes several steps.
+A key has many megabytes, so there should be few. A rotation without a key of its own takes several steps.
 """
 
 import math
@@ -10,159 +10,167 @@ from dataclasses import dataclass, field
 
 from polynext.encrypted.compiler.program_builder import giant_steps, wanted_babies
 from polynext.encrypted.runtime.backends.protocol import CONJUGATION
-from polynext.encrypted.runtime.program import Program, Step, Tree, conjugates
+from polynext.encrypted.runtime.program import Program, RotationTree, Step, conjugates
 
-# A key is worth having if it saves this share of the time that all rotations take.
+# A key is worth having if it saves this share of the time of all rotations.
 WORTH_A_KEY = 0.002
-# Longer ways than this are not looked for.
+# The longest sequence of keys that is tried for one rotation.
 LONGEST_PATH = 16
+# The number of frequent differences between rotations that are tried as keys.
+FREQUENT_DIFFERENCES = 24
 
 
 @dataclass(frozen=True)
-class Task:
-    """Rotations to reach from those there are, modulo a period; `at` says which of its trees a step gets."""
+class RotationGoal:
+    """Rotations modulo a period that a step wants, and those that it starts from.
+
+    `kind` is "babies", "giants" or "paths", and `key` the entry of that attribute of the step.
+    """
 
     step: int
     kind: str
-    at: int
-    have: frozenset[int]
-    want: frozenset[int]
+    key: int
+    start: frozenset[int]
+    wanted: frozenset[int]
     period: int
 
-    def grow(self, keys: Collection[int]) -> Tree | None:
-        return grow(set(self.have), set(self.want), keys, self.period)
+    def tree(self, keys: Collection[int]) -> RotationTree | None:
+        return rotation_tree(set(self.start), set(self.wanted), keys, self.period)
 
 
 def choose_rotations(
     program: Program,
     most_keys: int,
     seconds: Callable[[int], float] = lambda level: 1.0,
-    draft: bool = False,
+    trial: bool = False,
 ) -> None:
-    """Sets the program's rotation keys, and the trees of baby and giant steps that reach everything with them.
+    """Sets the program's rotation keys, and the trees of baby and giant steps that use them.
 
-    `seconds` is what a rotation takes at a level. From all keys that may be of use, the one that saves least is left
-    out, as long as that costs little or there are too many. A `draft` has all of them.
+    `seconds` is the time of a rotation at a level. Starting from all useful keys, the key that saves least is removed
+    as long as this costs little or there are too many. A `trial` has all of them.
     """
-    tasks = tasks_of(program)
+    goals = rotation_goals(program)
     weights: dict[tuple[frozenset[int], frozenset[int], int], float] = {}
-    alike: dict[tuple[frozenset[int], frozenset[int], int], Task] = {}
-    for task in tasks:
-        what = (task.have, task.want, task.period)
-        alike[what] = task
-        weights[what] = weights.get(what, 0.0) + seconds(program.steps[task.step].level)
-    choice = Choice([(alike[what], weight) for what, weight in weights.items()], useful_keys(tasks, program.slots))
-    enough = WORTH_A_KEY * choice.cost
-    others = {CONJUGATION} if conjugates(program) else set()
-    most_keys -= len(others)
-    while choice.keys and not draft:
-        more, key = min((choice.without(key), key) for key in choice.keys)
-        if math.isinf(more) or (more > enough and len(choice.keys) <= most_keys):
+    distinct: dict[tuple[frozenset[int], frozenset[int], int], RotationGoal] = {}
+    for goal in goals:
+        what = (goal.start, goal.wanted, goal.period)
+        distinct[what] = goal
+        weights[what] = weights.get(what, 0.0) + seconds(program.steps[goal.step].level)
+    chosen = KeySet([(distinct[what], weight) for what, weight in weights.items()], useful_keys(goals, program.slots))
+    enough = WORTH_A_KEY * chosen.cost
+    conjugation = {CONJUGATION} if conjugates(program) else set()
+    most_keys -= len(conjugation)
+    while chosen.keys and not trial:
+        more, key = min((chosen.cost_of_removing(key), key) for key in chosen.keys)
+        if math.isinf(more) or (more > enough and len(chosen.keys) <= most_keys):
             break
-        choice.leave_out(key)
-    program.rotations = tuple(sorted(choice.keys | others))
+        chosen.remove(key)
+    program.rotations = tuple(sorted(chosen.keys | conjugation))
     for step in program.steps:
-        step.babies, step.paths, step.giants = {}, {}, [[] for _ in step.forms]
-    for task in tasks:
-        tree = task.grow(choice.keys)
-        assert tree is not None, "keys are left out only if everything is in reach without"
-        step = program.steps[task.step]
-        if task.kind == "babies":
-            step.babies[task.at] = tree
-        elif task.kind == "giants":
-            step.giants[task.at] = tree
+        step.babies, step.paths, step.giants = {}, {}, [[] for _ in step.combinations]
+    for goal in goals:
+        tree = goal.tree(chosen.keys)
+        assert tree is not None, "a key is removed only if all rotations can be reached without it"
+        step = program.steps[goal.step]
+        if goal.kind == "babies":
+            step.babies[goal.key] = tree
+        elif goal.kind == "giants":
+            step.giants[goal.key] = tree
         else:
-            step.paths[task.at] = [by for _, _, by in tree]
+            step.paths[goal.key] = [by for _, _, by in tree]
 
 
 @dataclass(eq=False)
-class Choice:
-    """Keys, and the tree that each task has with them."""
+class KeySet:
+    """Rotation keys, and the tree of each goal with them. Goals are weighted by the seconds of a rotation."""
 
-    tasks: list[tuple[Task, float]]
+    goals: list[tuple[RotationGoal, float]]
     keys: set[int]
-    trees: list[Tree] = field(default_factory=list)
+    trees: list[RotationTree] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for task, _ in self.tasks:
-            tree = task.grow(sorted(self.keys))
-            assert tree is not None, "powers of two reach everything"
+        for goal, _ in self.goals:
+            tree = goal.tree(sorted(self.keys))
+            assert tree is not None, "powers of two reach every rotation"
             self.trees.append(tree)
 
     @property
     def cost(self) -> float:
-        return sum(weight * len(tree) for (_, weight), tree in zip(self.tasks, self.trees, strict=True))
+        return sum(weight * len(tree) for (_, weight), tree in zip(self.goals, self.trees, strict=True))
 
     def users(self, key: int) -> list[int]:
         return [i for i, tree in enumerate(self.trees) if any(by == key for _, _, by in tree)]
 
-    def without(self, key: int) -> float:
-        """What leaving out a key costs more: only those who use it need another tree."""
+    def cost_of_removing(self, key: int) -> float:
+        """The additional cost without a key. Only goals that use it need another tree."""
         total = 0.0
         rest = sorted(self.keys - {key})
         for i in self.users(key):
-            task, weight = self.tasks[i]
-            tree = task.grow(rest)
+            goal, weight = self.goals[i]
+            tree = goal.tree(rest)
             if tree is None:
                 return math.inf
             total += weight * (len(tree) - len(self.trees[i]))
         return total
 
-    def leave_out(self, key: int) -> None:
+    def remove(self, key: int) -> None:
         users = self.users(key)
         self.keys.remove(key)
         for i in users:
-            tree = self.tasks[i][0].grow(sorted(self.keys))
+            tree = self.goals[i][0].tree(sorted(self.keys))
             assert tree is not None
             self.trees[i] = tree
 
 
-def tasks_of(program: Program) -> list[Task]:
-    """All that takes rotations. Baby steps are there for later steps too."""
+def rotation_goals(program: Program) -> list[RotationGoal]:
+    """All rotations of a program. Baby steps are available to later steps too."""
     made: dict[int, set[int]] = {}
-    tasks = []
-    nothing = frozenset({0})
+    goals = []
+    unrotated = frozenset({0})
     for number, step in enumerate(program.steps):
         for source, wanted in wanted_babies(step, step.stride).items():
-            have = made.setdefault(source, {0})
+            available = made.setdefault(source, {0})
             period = program.layouts[source].turn
-            tasks.append(Task(number, "babies", source, frozenset(have), frozenset(wanted), period))
-            have |= wanted
-        for i, form in enumerate(step.forms):
-            period = max(d.period for _, d in form.diagonals)
-            tasks.append(Task(number, "giants", i, nothing, frozenset(giant_steps(form, step.stride)), period))
-        for by in whole_rotations(step):
-            tasks.append(Task(number, "paths", by, nothing, frozenset({by % program.slots}), program.slots))
-    return tasks
+            goals.append(RotationGoal(number, "babies", source, frozenset(available), frozenset(wanted), period))
+            available |= wanted
+        for i, combination in enumerate(step.combinations):
+            period = max(d.period for _, d in combination.diagonals)
+            giants = frozenset(giant_steps(combination, step.stride))
+            goals.append(RotationGoal(number, "giants", i, unrotated, giants, period))
+        for by in path_rotations(step):
+            goals.append(RotationGoal(number, "paths", by, unrotated, frozenset({by % program.slots}), program.slots))
+    return goals
 
 
-def whole_rotations(step: Step) -> set[int]:
-    """Those of a value for its own sake: to its other operand, and to sum over bits."""
-    return ({step.pair} if step.pair else set()) | {bit for form in step.forms for bit in form.summed_bits}
+def path_rotations(step: Step) -> set[int]:
+    """The rotations to the second operand of a pair, and for sums over bits."""
+    return ({step.pair} if step.pair else set()) | {bit for each in step.combinations for bit in each.summed_bits}
 
 
-def useful_keys(tasks: list[Task], slots: int) -> set[int]:
-    """Powers of two both ways, which reach everything, and the steps that lead most often from one to another."""
-    reach = max((min(by, task.period - by) for task in tasks for by in task.want), default=0)
+def useful_keys(goals: list[RotationGoal], slots: int) -> set[int]:
+    """Powers of two in both directions, which reach every rotation, and the most frequent differences."""
+    reach = max((min(by, goal.period - by) for goal in goals for by in goal.wanted), default=0)
     powers = [1 << i for i in range(reach.bit_length())]
-    return {step % slots for power in powers for step in (power, -power)} | {d % slots for d in differences(tasks)}
+    return {step % slots for power in powers for step in (power, -power)} | {d % slots for d in differences(goals)}
 
 
-def differences(tasks: list[Task], most: int = 24) -> list[int]:
+def differences(goals: list[RotationGoal]) -> list[int]:
+    """The most frequent differences between rotations of one goal."""
     counts: Counter[int] = Counter()
-    for task in tasks:
-        for new in task.want - task.have:
-            for start in task.have | task.want:
-                gap = (new - start + task.period // 2) % task.period - task.period // 2
+    for goal in goals:
+        for new in goal.wanted - goal.start:
+            for start in goal.start | goal.wanted:
+                gap = (new - start + goal.period // 2) % goal.period - goal.period // 2
                 if gap:
                     counts[gap] += 1
-    return sorted(counts, key=lambda gap: (-counts[gap], abs(gap)))[:most]
+    return sorted(counts, key=lambda gap: (-counts[gap], abs(gap)))[:FREQUENT_DIFFERENCES]
 
 
-def grow(have: set[int], want: set[int], keys: Collection[int], period: int) -> Tree | None:
-    """Reaches the wanted rotations from those there are, one key each where possible; None if one is out of reach."""
-    reached, missing = set(have), sorted(want - have, key=lambda by: min(by, period - by))
-    tree: Tree = []
+def rotation_tree(start: set[int], wanted: set[int], keys: Collection[int], period: int) -> RotationTree | None:
+    """Computes the wanted rotations from those at the start, with one key each where possible; None if one cannot be
+    reached."""
+    reached, missing = set(start), sorted(wanted - start, key=lambda by: min(by, period - by))
+    tree: RotationTree = []
     while missing:
         near = ((by, (by - key) % period, key) for by in missing for key in keys if (by - key) % period in reached)
         found = next(near, None)
@@ -176,26 +184,26 @@ def grow(have: set[int], want: set[int], keys: Collection[int], period: int) -> 
     return tree
 
 
-def shortest_path(starts: set[int], goals: set[int], keys: Collection[int], period: int) -> Tree | None:
-    """To the nearest goal; None if there is no way."""
-    came: dict[int, tuple[int, int]] = {}
+def shortest_path(starts: set[int], goals: set[int], keys: Collection[int], period: int) -> RotationTree | None:
+    """The path to the nearest goal, by breadth-first search; None if there is none."""
+    came_from: dict[int, tuple[int, int]] = {}
     frontier, seen = list(starts), set(starts)
     for _ in range(LONGEST_PATH):
         following = []
         for place in frontier:
             for key in keys:
-                code = (place + key) % period
-                if code in seen:
+                reached = (place + key) % period
+                if reached in seen:
                     continue
-                seen.add(code)
-                came[code] = (place, key)
-                if code in goals:
-                    path: Tree = []
-                    while code in came:
-                        start, by = came[code]
-                        path.append((code, start, by))
-                        code = start
+                seen.add(reached)
+                came_from[reached] = (place, key)
+                if reached in goals:
+                    path: RotationTree = []
+                    while reached in came_from:
+                        start, by = came_from[reached]
+                        path.append((reached, start, by))
+                        reached = start
                     return path[::-1]
-                following.append(code)
+                following.append(reached)
         frontier = following
     return None

@@ -1,7 +1,7 @@
-"""The networks that come with the package, trained, and prepared for encryption when they are first asked for.
+"""The trained networks that ship with the package. Each is prepared for encryption when it is first used.
 
-They are prepared by the installed version rather than shipped prepared: a plan suits the planner and file formats of
-the version that made it, and planning takes seconds, once.
+They are not shipped prepared, because a plan belongs to the planner and file formats of one version. Preparing the
+digits network takes seconds and is done once.
 """
 
 import hashlib
@@ -24,13 +24,12 @@ from polynext.errors import PolyNeXtError
 if TYPE_CHECKING:
     from polynext.runs import Run
 
-WEIGHTS = Path(__file__).parents[2] / "models" / "weights"
-SAMPLES = 10  # pictures that go along, for everybody to try
+SAMPLES = 10  # public test images in a prepared folder
 
 
 @dataclass(frozen=True)
 class ShippedNetwork:
-    """A network in the package, and what its encrypted form may take."""
+    """A shipped network and the limits that its encrypted form is planned with."""
 
     name: str
     model: str
@@ -38,7 +37,11 @@ class ShippedNetwork:
 
     @property
     def weights(self) -> Path:
-        return WEIGHTS / f"{self.model}.safetensors"
+        from polynext.models.published import shipped_weights
+
+        path = shipped_weights(self.model)
+        assert path is not None
+        return path
 
     def load(self) -> "Run":
         from polynext.runs import load_run
@@ -46,8 +49,8 @@ class ShippedNetwork:
         return load_run(self.weights)
 
 
-# Few keys, at the price of more rotations: a browser sends half of their size, which is to be below 60 MB. Logits off
-# by two thousandths change no prediction, and answers come in half of the time that a thousandth takes.
+# Few keys at the cost of more rotations: a browser uploads half of their size, which should stay below 60 MB. A logit
+# error of 2e-3 changes no prediction and takes half the time of 1e-3.
 DIGITS = ShippedNetwork("digits", "cpolynext_nano_bn.digits", Limits(keys=100 * MEBIBYTE, error=2e-3))
 CIFAR10 = ShippedNetwork(
     "cifar10",
@@ -57,12 +60,12 @@ CIFAR10 = ShippedNetwork(
 
 
 def find_shipped(name: str) -> ShippedNetwork | None:
-    """The network of the package that is called so, unless something on the disk is."""
+    """The shipped network of this name, unless there is a file or folder of this name."""
     return None if Path(name).exists() else {each.name: each for each in (DIGITS, CIFAR10)}.get(name)
 
 
 def shipped_server(chosen: ShippedNetwork = DIGITS) -> Path:
-    """The server's folder of an embedded network. The first call takes seconds, later ones find it in a cache."""
+    """The server's folder of a shipped network. The first call prepares it in a cache, which takes seconds."""
     made_from = hashlib.sha256(chosen.weights.read_bytes() + repr(asdict(chosen.limits)).encode()).hexdigest()[:8]
     made_by = f"{__version__}-{made_from}-{CLIENT_SPEC_VERSION}.{PROGRAM_VERSION}"
     folder = platformdirs.user_cache_path("polynext") / "prepared" / made_by / chosen.name
@@ -74,7 +77,7 @@ def shipped_server(chosen: ShippedNetwork = DIGITS) -> Path:
 
 
 def prepare_into(folder: Path, chosen: ShippedNetwork) -> None:
-    """Makes the folder beside its place and then moves it there: others may be doing the same."""
+    """Prepares the folder under a temporary name and then moves it, because other processes may do the same."""
     from polynext.encrypted.compiler.prepare import prepare
 
     folder.parent.mkdir(parents=True, exist_ok=True)

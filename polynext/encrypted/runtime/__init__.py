@@ -1,6 +1,6 @@
-"""Programs on ciphertexts: what they are, how they are executed and counted, and the libraries that encrypt.
+"""Programs on ciphertexts: their definition, execution and cost, and the encryption libraries.
 
-`program.py` and `execution.py` are the computation itself, `backends/` the encryption libraries behind one protocol.
+Start with `program.py` and `execution.py`. `backends/` contains the encryption libraries behind one interface.
 """
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What running a program takes, known before any key is made."""
+"""The cost of running a program, known before any key is made."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -11,16 +11,17 @@ from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
 
 MEBIBYTE = 2**20
-
-
-# Python with numpy, scipy and SEAL, as `polynext encrypted run` has loaded them before it reads anything.
+# Python with numpy, scipy and SEAL, as `polynext encrypted run` loads them before it reads any file.
 LIBRARY_BYTES = 64 * MEBIBYTE
 
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """What a run takes: counts are exact, bytes and seconds predictions for this machine, and so is how far the logits
-    are off: in units of the largest of the examples', and the share of predictions that change for it."""
+    """The cost of a run. Counts are exact; bytes and seconds are predictions for this machine.
+
+    `error` is the predicted error of the logits, relative to the examples' largest logit, and `flips` the share of
+    predictions that it changes.
+    """
 
     levels: int
     ciphertext_products: int
@@ -39,7 +40,7 @@ class CostEstimate:
 
     @property
     def peak_bytes(self) -> int:
-        """All that the server's process has at once."""
+        """The peak memory of the server's process."""
         return LIBRARY_BYTES + self.key_bytes + self.program_bytes + self.plaintext_bytes + self.ciphertext_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -47,12 +48,13 @@ class CostEstimate:
 
 
 def estimate_cost(program: Program, parameters: Parameters, costs: Costs) -> CostEstimate:
-    """Runs the program without computing anything, and counts."""
+    """Executes the program with a counting evaluator."""
     counter = CountingEvaluator(parameters, program.rotations)
     encoded = encode_program(program, counter)
-    held = counter.plaintext_bytes
+    plaintext_bytes = counter.plaintext_bytes
     counter.operations.clear()
     execute(program, encoded, counter, counter.image())
+    combinations = [combination for step in program.steps for combination in step.combinations]
     return CostEstimate(
         levels=program.depth,
         ciphertext_products=counter.total("multiply"),
@@ -60,8 +62,8 @@ def estimate_cost(program: Program, parameters: Parameters, costs: Costs) -> Cos
         rotations=counter.total("rotate"),
         rotation_keys=len(program.rotations),
         key_bytes=parameters.key_bytes * (len(program.rotations) + 1),
-        program_bytes=sum(d.nbytes for step in program.steps for form in step.forms for _, d in form.diagonals),
-        plaintext_bytes=held,
+        program_bytes=sum(d.nbytes for combination in combinations for _, d in combination.diagonals),
+        plaintext_bytes=plaintext_bytes,
         ciphertext_bytes=counter.ciphertext_bytes,
         seconds=round(costs(counter.operations), 3),
     )

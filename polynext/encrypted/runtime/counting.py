@@ -1,4 +1,4 @@
-"""Running a program without computing anything: what the bill is made of."""
+"""An evaluator that counts operations and ciphertexts and computes nothing: the basis of cost estimates."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -12,25 +12,17 @@ from polynext.encrypted.runtime.parameters import Parameters
 
 @dataclass(eq=False)
 class Slots:
-    """A ciphertext without encryption, and without values for one that only counts."""
+    """An unencrypted ciphertext. It has no values if its evaluator only counts."""
 
     level: int
     scale: float
     values: Array | None = None
-    counter: "CountingEvaluator | None" = None
-
-    def __post_init__(self) -> None:
-        if self.counter:
-            self.counter.hold(self.level, 1)
-
-    def __del__(self) -> None:
-        if self.counter:
-            self.counter.hold(self.level, -1)
+    released: bool = False
 
 
 @dataclass(eq=False)
 class Constants:
-    """A plaintext likewise."""
+    """A plaintext, with or without values."""
 
     level: int
     scale: float
@@ -39,86 +31,102 @@ class Constants:
 
 @dataclass(eq=False)
 class CountingEvaluator(Evaluator):
-    """Counts what a program does and what it holds, and computes nothing.
+    """Counts the operations of a program and the ciphertexts that are live at a time.
 
-    It is as strict as a library: levels and scales must agree, and there must be a key for each rotation.
+    It is as strict as a library: levels and scales must agree, there must be a key for each rotation, and a released
+    ciphertext must not be used.
     """
 
     parameters: Parameters
     rotations: Collection[int]
     operations: Counter[tuple[str, int]] = field(default_factory=Counter)  # by name and number of primes
     plaintext_bytes: int = 0
-    held: Counter[int] = field(default_factory=Counter)  # ciphertexts at each level now
-    most_held: Counter[int] = field(default_factory=Counter)
+    live: Counter[int] = field(default_factory=Counter)  # ciphertexts at each level now
+    most_live: Counter[int] = field(default_factory=Counter)
     needs_values = False
-
-    def hold(self, level: int, more: int) -> None:
-        self.held[level] += more
-        self.most_held[level] = max(self.most_held[level], self.held[level])
 
     @property
     def ciphertext_bytes(self) -> int:
-        """What ciphertexts take at most: an allocator that keeps what is freed for others of the same size, as SEAL's
-        does, has the most of each level in the end."""
-        return sum(n * self.parameters.ciphertext_bytes(level) for level, n in self.most_held.items())
+        """The peak memory of ciphertexts: the sum of each level's peak, because an allocator that reuses freed memory
+        for blocks of the same size, like SEAL's, ends up with all of them."""
+        return sum(n * self.parameters.ciphertext_bytes(level) for level, n in self.most_live.items())
 
-    def count(self, operation: str, level: int) -> None:
-        self.operations[operation, self.parameters.primes_at(level)] += 1
+    def count(self, operation: str, *operands: Slots) -> None:
+        assert not any(operand.released for operand in operands), f"{operation} of a released ciphertext"
+        self.operations[operation, self.parameters.primes_at(operands[0].level)] += 1
 
     def total(self, operation: str) -> int:
         return sum(n for (name, _), n in self.operations.items() if name == operation)
 
     def image(self, values: Array | None = None) -> Slots:
-        """What stands for a freshly encrypted image."""
+        """A stand-in for a freshly encrypted image."""
         return self.slots(0, self.parameters.input_scale, values)
 
     def slots(self, level: int, scale: float, values: Array | None) -> Slots:
-        return Slots(level, scale, values, self)
+        """A new ciphertext."""
+        self.live[level] += 1
+        self.most_live[level] = max(self.most_live[level], self.live[level])
+        return self.ciphertext(level, scale, values)
+
+    def ciphertext(self, level: int, scale: float, values: Array | None) -> Slots:
+        return Slots(level, scale, values)
+
+    def release(self, value: Slots) -> None:
+        assert not value.released, "a ciphertext is released twice"
+        value.released = True
+        self.live[value.level] -= 1
 
     def encode(self, values: Array | None, level: int, scale: float) -> Constants:
-        self.count("encode", level)
+        self.operations["encode", self.parameters.primes_at(level)] += 1
         self.plaintext_bytes += self.parameters.ciphertext_bytes(level) // 2
         return Constants(level, scale, values)
 
-    def add(self, left: Slots, right: Slots | Constants) -> Slots:
-        agree(left, right)
-        self.count("add", left.level)
+    def add(self, left: Slots, right: Slots) -> Slots:
+        self.count("add", left, right)
+        check_agreement(left, right)
         return self.slots(left.level, left.scale, self.sum(left.values, right.values))
 
-    add_plain = add
+    def add_plain(self, left: Slots, right: Constants) -> Slots:
+        self.count("add", left)
+        check_agreement(left, right)
+        return self.slots(left.level, left.scale, self.sum(left.values, right.values))
 
     def multiply(self, left: Slots, right: Slots) -> Slots:
         assert left.level == right.level, "levels differ"
-        self.count("multiply", left.level)
+        self.count("multiply", left, right)
         return self.slots(left.level, left.scale * right.scale, self.product(left.values, right.values))
 
     def accumulate(self, total: Slots | None, factor: Slots, plain: Constants) -> Slots:
         assert factor.level == plain.level, "levels differ"
-        self.count("multiply_plain", factor.level)
+        self.count("multiply_plain", factor)
         product = self.slots(factor.level, factor.scale * plain.scale, self.product(factor.values, plain.values))
-        return product if total is None else self.add(total, product)
+        if total is None:
+            return product
+        result = self.add(total, product)
+        self.release(product)
+        return result
 
     def rotate(self, value: Slots, steps: int) -> Slots:
         assert steps % self.parameters.slots in self.rotations, f"there is no key to rotate by {steps}"
-        self.count("rotate", value.level)
+        self.count("rotate", value)
         return self.slots(value.level, value.scale, self.rolled(value.values, steps))
 
     def conjugate(self, value: Slots) -> Slots:
         assert CONJUGATION in self.rotations, "there is no key to conjugate"
-        self.count("rotate", value.level)
+        self.count("rotate", value)
         return self.slots(value.level, value.scale, self.conjugated(value.values))
 
     def rescale(self, value: Slots, scale: float) -> Slots:
-        self.count("rescale", value.level)
+        self.count("rescale", value)
         reached = value.scale / self.parameters.prime(value.level)
-        assert abs(reached / scale - 1) < 1e-6, f"the scale comes to {reached}, not {scale}"
+        assert abs(reached / scale - 1) < 1e-6, f"the scale is {reached} after rescaling, not {scale}"
         return self.slots(value.level + 1, scale, value.values)
 
     def drop(self, value: Slots, level: int) -> Slots:
         if level == value.level:
             return value
-        assert level > value.level, "a dropped prime does not come back"
-        self.count("drop", value.level)
+        assert level > value.level, "dropped primes cannot be restored"
+        self.count("drop", value)
         return self.slots(level, value.scale, value.values)
 
     def sum(self, left: Array | None, right: Array | None) -> Array | None:
@@ -134,6 +142,6 @@ class CountingEvaluator(Evaluator):
         return None
 
 
-def agree(left: Any, right: Any) -> None:
+def check_agreement(left: Any, right: Any) -> None:
     assert left.level == right.level, f"levels {left.level} and {right.level} differ"
     assert abs(left.scale / right.scale - 1) < 1e-6, f"scales {left.scale} and {right.scale} differ"

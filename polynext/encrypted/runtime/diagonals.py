@@ -1,4 +1,4 @@
-"""Linear maps of slots as generalised diagonals."""
+"""Linear maps between slots as generalised diagonals."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from polynext.arrays import Array, Indices
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """Slots in groups, and for each slot a number in each of several terms."""
+    """Slots in groups, with one number per slot for each of several terms."""
 
     starts: Indices  # (groups + 1,)
     where: Indices  # (slots,)
@@ -19,7 +19,7 @@ class Factor:
 
     @classmethod
     def grouped(cls, keys: Indices, where: Indices, values: Array) -> "tuple[Indices, Factor]":
-        """The distinct keys, and a group of slots for each."""
+        """Groups slots by key. Returns the distinct keys and the groups."""
         order = np.argsort(keys, kind="stable")
         distinct, starts = np.unique(keys[order], return_index=True)
         return distinct, cls(np.append(starts, len(keys)), where[order], values[:, order])
@@ -29,9 +29,8 @@ class Factor:
         return self.where[part], self.values[:, part]
 
     def active(self) -> npt.NDArray[np.bool_]:
-        """(terms, groups): which terms have a part in which group."""
-        counts = np.add.reduceat(self.values != 0, self.starts[:-1], axis=1, dtype=np.int64)
-        return counts > 0
+        """(terms, groups): whether a term is nonzero in a group."""
+        return np.add.reduceat(self.values != 0, self.starts[:-1], axis=1, dtype=np.int64) > 0
 
 
 ONE = Factor(np.array([0, 1]), np.zeros(1, np.int64), np.ones((1, 1)))
@@ -39,22 +38,22 @@ ONE = Factor(np.array([0, 1]), np.zeros(1, np.int64), np.ones((1, 1)))
 
 @dataclass(frozen=True, eq=False)
 class Diagonals:
-    """The diagonals of one map from a source to a target, as sums of outer products.
+    """The diagonals of a map from one source to a target, as sums of outer products.
 
-    Where channels and positions have slot numbers that add up, so have the offsets of a Kronecker product, and a
-    diagonal is an outer product of what the channels and the positions contribute: of the group `outer` and the group
-    `inner` of each of its blocks. A matrix has diagonals without a second factor.
+    If the slot of an entry is the sum of a channel's number and a position's, the offsets of a Kronecker product are
+    such sums too, and each diagonal consists of blocks: outer products of a group of `outer` (the channels) and a group
+    of `inner` (the positions). The diagonals of a matrix have `inner = ONE`.
     """
 
     offsets: Indices
     starts: Indices  # (offsets + 1,): the blocks of each offset
-    blocks: Indices  # (blocks, 3): group of `outer`, group of `inner`, how far the sum of their slots is moved on
+    blocks: Indices  # (blocks, 3): group of `outer`, group of `inner`, and a shift that is added to their slots
     outer: Factor
     inner: Factor
     repeat: Indices
     slots: int
     period: int
-    wrap: int  # after which moved slots begin again
+    wrap: int  # shifted slots are taken modulo this
 
     @property
     def nbytes(self) -> int:
@@ -64,23 +63,25 @@ class Diagonals:
         """The diagonal of the i-th offset, in every slot."""
         vector = np.zeros(self.slots)
         for block in self.blocks[self.starts[i] : self.starts[i + 1]]:
-            where, values = self.written(block)
+            where, values = self.entries(block)
             vector[where[..., None] + self.repeat] = values[..., None]
         return vector
 
-    def written(self, block: Indices) -> tuple[Indices, Array]:
-        """The slots of a block and what stands there."""
+    def entries(self, block: Indices) -> tuple[Indices, Array]:
+        """The slots of a block and its values there."""
         (rows, left), (columns, right) = self.outer.group(block[0]), self.inner.group(block[1])
         return (rows[:, None] + columns + block[2]) % self.wrap, left.T @ right
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
-    """One ciphertext to be computed as a sum of linear maps of others, and then over some bits of the slot number.
+class LinearCombination:
+    """One ciphertext, computed as a sum of linear maps of others plus a bias, then summed over some bits of the slot
+    number.
 
-    It `repeats` in the slots that its target leaves free, unless it is summed over bits below those the target uses:
-    then it is right in one place only, and rotations would bring in the others. A form of ciphertexts with two values
-    each has diagonals for their `imaginary` parts too, and is made real by adding its conjugate.
+    The result `repeats` in the slots that its target leaves free, unless a summed bit is below those that the target
+    uses. Then only one copy is correct, and a rotation would mix in the others. If the sources hold two values each
+    (`complex_packing.py`), there are diagonals for the `imaginary` parts too, and the result is made real by adding its
+    conjugate.
     """
 
     terms: dict[int, Diagonals]
@@ -92,7 +93,7 @@ class Form:
 
     @property
     def diagonals(self) -> "list[tuple[int, Diagonals]]":
-        """All of them, with the source of each."""
+        """All diagonals, each with its source."""
         return [*self.terms.items(), *self.imaginary.items()]
 
     @property
@@ -100,7 +101,7 @@ class Form:
         return {*self.terms, *self.imaginary}
 
     def parts(self, source: int) -> "list[tuple[Diagonals, complex]]":
-        """The diagonals of a source's real and imaginary part, and what they count."""
+        """The diagonals of a source's real and imaginary part, each with its factor."""
         found = [(self.terms.get(source), 1.0), (self.imaginary.get(source), -1j)]
         return [(diagonals, factor) for diagonals, factor in found if diagonals is not None]
 

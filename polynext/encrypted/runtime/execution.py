@@ -1,5 +1,10 @@
-"""Runs a program with an evaluator. One and the same code counts, computes in the clear and computes on ciphertexts."""
+"""Runs a program with an evaluator. The same code counts, computes in the clear and computes on ciphertexts.
 
+Every ciphertext that is computed here is released when it is not needed any more (`Evaluator.release`), so that a
+counting evaluator knows how many are live. The image belongs to the caller and is not released.
+"""
+
+from collections import UserDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,186 +14,263 @@ from typing import Any
 import numpy as np
 
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, Evaluator, Plaintext
-from polynext.encrypted.runtime.diagonals import Form
-from polynext.encrypted.runtime.levels import form_scale, joining, scale_at, settling, value_scales
-from polynext.encrypted.runtime.program import Program, Step, Tree
+from polynext.encrypted.runtime.diagonals import LinearCombination
+from polynext.encrypted.runtime.levels import Scales
+from polynext.encrypted.runtime.program import Program, RotationTree, Step
 
-# The scale from which on the noise of a rotation, some 2^16 units, is small beside a value.
-BEARS_ROTATIONS = 2.0**29
+# From this scale on, the noise of a rotation, about 2^16 units, is small compared to a value.
+ROTATION_SAFE_SCALE = 2.0**29
+
+Rotations = dict[int, Ciphertext]  # the rotations of one value that have been computed, and at 0 the value itself
 
 
 @dataclass(eq=False)
-class EncodedForm:
-    """A form with its diagonals as plaintexts: `held`, or encoded each time they are needed, and then they take no
-    memory."""
+class EncodedCombination:
+    """A linear combination with its diagonals as plaintexts, either `cached` or encoded each time they are used, which
+    takes no memory."""
 
-    form: Form
+    combination: LinearCombination
     step: Step
-    giants: Tree
+    giants: RotationTree
     evaluator: Evaluator
-    plain_scales: dict[int, float]  # of each source
-    common: float  # the scale that every term comes to
-    scale: float  # what a rescale brings it to
-    hold: bool
-    held: dict[int, list[tuple[int, int, Plaintext]]] | None = None
+    plain_scales: dict[int, float]  # by source
+    sum_scale: float  # the scale of every term, whatever the scale of its source
+    scale: float  # the scale after the rescale
+    cache: bool
+    cached: dict[int, list[tuple[int, int, Plaintext]]] | None = None
     bias: Plaintext | None = None
 
     def __post_init__(self) -> None:
-        joins = self.step.stage.joins is not None
-        self.factor = (1j if joins else 1.0) * (0.5 if self.form.conjugated else 1.0)
-        if self.form.bias is not None:
-            bias: Any = self.form.bias * 1j if joins else self.form.bias
-            self.bias = self.evaluator.encode(bias, self.step.level, self.common)
-        self.turns = {0: 0}  # by how much the giant steps turn in all, which the source's period hides
+        is_imaginary = self.step.outline.packed_with is not None
+        self.factor = (1j if is_imaginary else 1.0) * (0.5 if self.combination.conjugated else 1.0)
+        if self.combination.bias is not None:
+            bias: Any = self.combination.bias * 1j if is_imaginary else self.combination.bias
+            self.bias = self.evaluator.encode(bias, self.step.level, self.sum_scale)
+        self.total_rotation = {0: 0}  # of each giant step, not reduced modulo the source's period
         for new, start, by in self.giants:
-            self.turns[new] = self.turns[start] + by
-        self.places: dict[int, list[tuple[int, int, int]]] = {}  # of each giant step: source, baby step, offset
-        for source in sorted(self.form.sources):
-            offsets = self.form.offsets(source)
-            giants, babies = self.step.stride.decompose(offsets, self.form.period(source))
+            self.total_rotation[new] = self.total_rotation[start] + by
+        self.places: dict[int, list[tuple[int, int, int]]] = {}  # by giant step: source, baby step, offset
+        for source in sorted(self.combination.sources):
+            offsets = self.combination.offsets(source)
+            giants, babies = self.step.stride.decompose(offsets, self.combination.period(source))
             for giant, baby, offset in zip(giants.tolist(), babies.tolist(), offsets.tolist(), strict=True):
                 self.places.setdefault(giant, []).append((source, baby, offset))
-        if self.hold:
-            self.held = {giant: list(self.encoded(giant)) for giant in self.places}
+        if self.cache:
+            self.cached = {giant: list(self.encode(giant)) for giant in self.places}
 
     def diagonals(self, giant: int) -> Iterable[tuple[int, int, Plaintext]]:
-        """Those of a giant step: source, baby step, plaintext."""
-        return self.encoded(giant) if self.held is None else self.held.get(giant, ())
+        """The diagonals of a giant step: source, baby step, plaintext."""
+        return self.encode(giant) if self.cached is None else self.cached.get(giant, ())
 
-    def encoded(self, giant: int) -> Iterator[tuple[int, int, Plaintext]]:
+    def encode(self, giant: int) -> Iterator[tuple[int, int, Plaintext]]:
         for source, baby, offset in self.places.get(giant, ()):
             rolled: Any = None
             if self.evaluator.needs_values:
-                rolled = np.roll(self.factor * self.form.vector(source, offset), self.turns[giant])
+                rolled = np.roll(self.factor * self.combination.vector(source, offset), self.total_rotation[giant])
             plain = self.evaluator.encode(rolled, self.step.level, self.plain_scales[source])
             if plain is not None:
                 yield source, baby, plain
 
-    def nothing(self) -> tuple[int, Plaintext]:
-        """The smallest multiple of a source, for a form whose weights all round to zero: a ciphertext of zero takes a
-        key to make, and this one drowns in the noise."""
-        source = min(self.form.sources)
+    def smallest_term(self) -> tuple[int, Plaintext]:
+        """The smallest multiple of a source, for a combination whose weights all round to zero. It is far below the
+        noise; a ciphertext of zero could not be made without a key."""
+        source = min(self.combination.sources)
         scale = self.plain_scales[source]
         smallest = np.full(self.evaluator.parameters.slots, 1 / scale)
         return source, self.evaluator.encode(smallest, self.step.level, scale)
 
 
-def encode_program(program: Program, evaluator: Evaluator, hold: bool = True) -> list[list[EncodedForm]]:
-    """All constants of a program; those of steps that say so are encoded now and held, unless none are to be."""
-    scales = value_scales(program.stages, evaluator.parameters)
-    stages, parameters = program.stages, evaluator.parameters
+def encode_program(program: Program, evaluator: Evaluator, cache: bool = True) -> list[list[EncodedCombination]]:
+    """The linear combinations of each step, ready to be executed. Plaintexts are cached for the steps that ask for it,
+    unless `cache` is False."""
+    parameters = evaluator.parameters
+    scales = Scales(program.outlines, parameters)
     encoded = []
     for number, step in enumerate(program.steps):
-        # Every term comes to the scale that its step's result has, or has before its rescale, whatever its source's is.
-        formed = form_scale(number + 1, stages, parameters)
-        common = scales[number + 1] if step.stage.lazy else formed * parameters.prime(step.level)
-        sources = {k for form in step.forms for k in form.sources}
-        used = {k: common / scale_at(k, step.level, stages, scales, parameters) for k in sources}
-        trees = zip(step.forms, step.giants, strict=True)
+        rescaled = scales.combination_scale(number + 1)
+        sum_scale = scales.values[number + 1] if step.outline.lazy else rescaled * parameters.prime(step.level)
+        sources = {k for combination in step.combinations for k in combination.sources}
+        plain_scales = {k: sum_scale / scales.at_level(k, step.level) for k in sources}
         encoded.append(
-            [EncodedForm(form, step, tree, evaluator, used, common, formed, hold and step.held) for form, tree in trees]
+            [
+                EncodedCombination(
+                    combination, step, tree, evaluator, plain_scales, sum_scale, rescaled, cache and step.keep_encoded
+                )
+                for combination, tree in zip(step.combinations, step.giants, strict=True)
+            ]
         )
     return encoded
 
 
-def execute(program: Program, encoded: list[list[EncodedForm]], evaluator: Evaluator, image: Ciphertext) -> Ciphertext:
+def execute(
+    program: Program, encoded: list[list[EncodedCombination]], evaluator: Evaluator, image: Ciphertext
+) -> Ciphertext:
     """The program's result for an encrypted image."""
-    # Of each value its rotations so far: rotating is what costs most, so that they are kept while they may be needed.
-    held: dict[int, dict[int, Ciphertext]] = {0: {0: image}}
+    # Rotations cost most, so they are kept until the last step that may use them.
+    values: dict[int, Rotations] = {0: {0: image}}
     last_uses = program.last_uses()
-    scales = value_scales(program.stages, evaluator.parameters)
+    scales = Scales(program.outlines, evaluator.parameters)
     for number, step in enumerate(program.steps):
         for source, babies in step.babies.items():
-            factor = settling(source, step.level, program.stages, scales, evaluator.parameters)
-            if factor and held[source][0].level == program.stages[source - 1].result_level:
-                settle(held[source], factor, evaluator)
-            bring_down(held[source], step.level, evaluator)
+            bring_to_level(values[source], source, step.level, scales, evaluator, image)
             for start, branches in groupby(babies, key=itemgetter(1)):
-                made, _, steps = zip(*branches, strict=True)
-                held[source] |= zip(made, evaluator.rotate_many(held[source][start], steps), strict=True)
-        joins = step.stage.joins
-        forms = iter(form for each in encoded[number] for form in evaluate_form(each, step, held, evaluator))
-        operands = [held[o][0] if isinstance(o, int) else next(forms) for o in step.operands]
-        operands += forms  # the other operand of a pair
+                made, _, by = zip(*branches, strict=True)
+                values[source] |= zip(made, evaluator.rotate_many(values[source][start], by), strict=True)
+        computed = [operand for each in encoded[number] for operand in evaluate_combination(each, values, evaluator)]
+        waiting = iter(computed)
+        operands = [values[o][0] if isinstance(o, int) else next(waiting) for o in step.operands]
+        operands += waiting  # the second operand of a pair
         result = operands[0]
-        if step.stage.multiplies:
-            level = step.stage.product_level
-            result = evaluator.multiply(evaluator.drop(operands[0], level), evaluator.drop(operands[-1], level))
-            if step.stage.rescales:
-                result = evaluator.rescale(result, scales[number + 1])
-        if joins is not None:
-            factor = joining(number + 1, program.stages, scales, evaluator.parameters)
-            result = joined(held[joins][0], factor, result, evaluator)
-        del operands
-        held[number + 1] = {0: result}
-        for source in [s for s in held if last_uses.get(s, len(program.steps)) <= number]:
-            del held[source]
+        if step.outline.multiplies:
+            result = multiply(operands[0], operands[-1], step, scales.values[number + 1], evaluator)
+        if step.outline.packed_with is not None:
+            real = values[step.outline.packed_with][0]
+            result = pack_complex(real, scales.packing_factor(number + 1), result, evaluator)
+        for operand in computed:
+            if operand is not result:
+                evaluator.release(operand)
+        values[number + 1] = {0: result}
+        for source in [k for k in values if last_uses.get(k, len(program.steps)) <= number]:
+            for value in values.pop(source).values():
+                release_unless(image, value, evaluator)
     return result
 
 
-def bring_down(rotations: dict[int, Ciphertext], level: int, evaluator: Evaluator) -> None:
+def release_unless(owned: Ciphertext, value: Ciphertext, evaluator: Evaluator) -> None:
+    """Releases a value unless it is this one, which somebody else owns."""
+    if value is not owned:
+        evaluator.release(value)
+
+
+def bring_to_level(
+    rotations: Rotations, number: int, level: int, scales: Scales, evaluator: Evaluator, image: Ciphertext
+) -> None:
+    """Brings all rotations of a value to a level. A lazy value is rescaled when it first leaves its own level."""
+    factor = scales.rescale_factor(number, level)
+    if factor and rotations[0].level == scales.outlines[number - 1].result_level:
+        own_level, scale = rotations[0].level, rotations[0].scale * factor / scales.own_prime(number)
+        one = evaluator.encode(np.ones(evaluator.parameters.slots), own_level, float(factor))
+        for baby, value in rotations.items():
+            rotations[baby] = evaluator.rescale_to(value, one, scale)
+            evaluator.release(value)
     for baby, value in rotations.items():
         rotations[baby] = evaluator.drop(value, level)
+        if rotations[baby] is not value:
+            release_unless(image, value, evaluator)
 
 
-def settle(rotations: dict[int, Ciphertext], factor: int, evaluator: Evaluator) -> None:
-    """Brings a lazy value to the standard scale, which drops its level's prime."""
-    level, scale = rotations[0].level, rotations[0].scale
-    once = evaluator.encode(np.ones(evaluator.parameters.slots), level, float(factor))
-    for baby, value in rotations.items():
-        rotations[baby] = evaluator.settle(value, once, scale * factor / evaluator.parameters.prime(level))
+def multiply(left: Ciphertext, right: Ciphertext, step: Step, scale: float, evaluator: Evaluator) -> Ciphertext:
+    """The product of two operands, rescaled to `scale` if the step rescales."""
+    dropped = [evaluator.drop(operand, step.outline.product_level) for operand in (left, right)]
+    product = evaluator.multiply(*dropped)
+    for operand, original in zip(dropped, (left, right), strict=True):
+        release_unless(original, operand, evaluator)
+    if not step.outline.rescales:
+        return product
+    result = evaluator.rescale(product, scale)
+    evaluator.release(product)
+    return result
 
 
-def joined(real: Ciphertext, factor: int, imaginary: Ciphertext, evaluator: Evaluator) -> Ciphertext:
+def pack_complex(real: Ciphertext, factor: int, imaginary: Ciphertext, evaluator: Evaluator) -> Ciphertext:
     """Two values in one ciphertext, at the level and scale of the second."""
+    rescaled = real
     if factor:
-        once = evaluator.encode(np.ones(evaluator.parameters.slots), real.level, float(factor))
-        real = evaluator.settle(real, once, imaginary.scale)
-    return evaluator.add(evaluator.drop(real, imaginary.level), imaginary)
+        one = evaluator.encode(np.ones(evaluator.parameters.slots), real.level, float(factor))
+        rescaled = evaluator.rescale_to(real, one, imaginary.scale)
+    dropped = evaluator.drop(rescaled, imaginary.level)
+    result = evaluator.add(dropped, imaginary)
+    release_unless(rescaled, dropped, evaluator)
+    release_unless(real, rescaled, evaluator)
+    return result
 
 
-def evaluate_form(
-    form: EncodedForm, step: Step, held: dict[int, dict[int, Ciphertext]], evaluator: Evaluator
-) -> Iterator[Ciphertext]:
-    """The operand that a form is, or the two that lie in it.
+class Variables(UserDict[int | str, Ciphertext]):
+    """Ciphertexts by name. One that has no name any more is released."""
 
-    Giant steps go from the leaves of their tree to its root, so that few keys do for all of them. Rotations come before
-    the rescale, where what they add to the noise is small beside the larger scale; at a scale that bears it, the other
-    operand of a pair is cheaper to have after it.
+    def __init__(self, evaluator: Evaluator):
+        super().__init__()
+        self.evaluator = evaluator
+
+    def __setitem__(self, name: int | str, value: Ciphertext) -> None:
+        previous = self.data.get(name)
+        self.data[name] = value
+        self.release_unnamed(previous)
+
+    def __delitem__(self, name: int | str) -> None:
+        self.release_unnamed(self.data.pop(name))
+
+    def release_unnamed(self, value: Ciphertext | None) -> None:
+        if value is not None and not any(value is each for each in self.data.values()):
+            self.evaluator.release(value)
+
+    def add(self, name: int | str, value: Ciphertext) -> None:
+        self[name] = self.evaluator.add(self[name], value) if name in self else value
+
+
+def evaluate_combination(
+    encoded: EncodedCombination, values: dict[int, Rotations], evaluator: Evaluator
+) -> list[Ciphertext]:
+    """The operand that a linear combination computes, or the two operands of a pair.
+
+    Giant steps go from the leaves of their tree to the root, so that few keys are enough. Rotations come before the
+    rescale, where their noise is small compared to the larger scale. The second operand of a pair is cheaper to compute
+    after the rescale, if its scale is safe for a rotation.
     """
-    parts: dict[int, Ciphertext] = {}
-    for giant, towards, by in [*reversed(form.giants), (0, None, 0)]:
-        total: Ciphertext | None = None
-        for source, baby, plain in form.diagonals(giant):
-            total = evaluator.accumulate(total, held[source][baby], plain)
-        if total is not None:
-            parts[giant] = evaluator.add(total, parts[giant]) if giant in parts else total
-        if towards is not None and giant in parts:
-            part = evaluator.rotate(parts.pop(giant), by)
-            parts[towards] = evaluator.add(parts[towards], part) if towards in parts else part
-    if 0 not in parts:
-        source, plain = form.nothing()
-        parts[0] = evaluator.accumulate(None, held[source][0], plain)
-    total = parts[0]
-    for bit in form.form.summed_bits:
-        total = evaluator.add(total, turned(total, step.paths[bit], evaluator))
-    if form.form.conjugated:
-        total = evaluator.add(total, evaluator.conjugate(total))
-    if form.bias is not None:
-        total = evaluator.add_plain(total, form.bias)
-    if step.stage.lazy:
-        yield total
-        return
-    yield (result := evaluator.rescale(total, form.scale))
-    if step.pair:
-        path = step.paths[step.pair]
-        if form.scale >= BEARS_ROTATIONS:
-            yield turned(result, path, evaluator)
-        else:
-            yield evaluator.rescale(turned(total, path, evaluator), form.scale)
+    combination, step = encoded.combination, encoded.step
+    sums = Variables(evaluator)  # by giant step
+    for giant, parent, by in [*reversed(encoded.giants), (0, None, 0)]:
+        for source, baby, plain in encoded.diagonals(giant):
+            sums["total"] = evaluator.accumulate(sums.get("total"), values[source][baby], plain)
+        if "total" in sums:
+            sums.add(giant, sums["total"])
+        if parent is not None and giant in sums:
+            sums["rotated"] = evaluator.rotate(sums[giant], by)
+            del sums[giant]
+            sums.add(parent, sums["rotated"])
+        sums.pop("total", None)
+    if 0 not in sums:
+        source, plain = encoded.smallest_term()
+        sums[0] = evaluator.accumulate(None, values[source][0], plain)
+    sums["total"] = sums[0]
+    for bit in combination.summed_bits:
+        rotated = rotate_along(sums["total"], step.paths[bit], evaluator)
+        sums.add("total", rotated)
+        evaluator.release(rotated)
+    if combination.conjugated:
+        conjugate = evaluator.conjugate(sums["total"])
+        sums.add("total", conjugate)
+        evaluator.release(conjugate)
+    if encoded.bias is not None:
+        sums["total"] = evaluator.add_plain(sums["total"], encoded.bias)
+    if step.outline.lazy:
+        operands = [sums.data.pop("total")]
+        sums.data = {name: value for name, value in sums.data.items() if value is not operands[0]}
+    else:
+        operands = rescale_operands(sums["total"], encoded, evaluator)
+    sums.clear()
+    return operands
 
 
-def turned(value: Ciphertext, path: list[int], evaluator: Evaluator) -> Ciphertext:
+def rescale_operands(total: Ciphertext, encoded: EncodedCombination, evaluator: Evaluator) -> list[Ciphertext]:
+    """One operand, or both of a pair, with the scale of a rescaled combination."""
+    result = evaluator.rescale(total, encoded.scale)
+    if not encoded.step.pair:
+        return [result]
+    path = encoded.step.paths[encoded.step.pair]
+    if encoded.scale >= ROTATION_SAFE_SCALE:
+        return [result, rotate_along(result, path, evaluator)]
+    rotated = rotate_along(total, path, evaluator)
+    second = evaluator.rescale(rotated, encoded.scale)
+    evaluator.release(rotated)
+    return [result, second]
+
+
+def rotate_along(value: Ciphertext, path: list[int], evaluator: Evaluator) -> Ciphertext:
+    """Rotates a value by one key after another."""
+    start = value
     for by in path:
-        value = evaluator.rotate(value, by)
+        rotated = evaluator.rotate(value, by)
+        release_unless(start, value, evaluator)
+        value = rotated
     return value

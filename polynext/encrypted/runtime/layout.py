@@ -11,14 +11,14 @@ from polynext.arrays import Array, Indices
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The slots that a form fills: `codes[i, r]` for row r of its maps and image i."""
+    """The slots of a linear combination: `codes[i, r]` for row r of its maps and image i."""
 
     codes: Indices
     slots: int
 
     @cached_property
     def used(self) -> int:
-        """The bits of a slot number that say which entry it holds."""
+        """The bits of the slot number that entries differ in."""
         return int(np.bitwise_or.reduce(self.codes, axis=None))
 
     @cached_property
@@ -28,15 +28,15 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Layout(Target):
-    """`codes[i, e]` is the first slot of entry e of image i; the entry repeats wherever the unused bits differ.
+    """`codes[i, e]` is the first slot of entry e of image i. The entry repeats at all other values of the unused bits.
 
-    A layout that is `spread` over groups repeats with a difference: group g of `block` slots holds the value rotated by
-    g / groups of its period. One and the same rotation then brings different entries to each group, and a linear map
-    needs only as many diagonals as one group sees; the groups' results are added up.
+    A layout can be spread over groups: group g of `block` slots then holds the value rotated by g / groups of its
+    period. One rotation brings different entries to each group, so that a linear map needs only the diagonals of one
+    group, and the results of the groups are added.
     """
 
-    strides: tuple[int, ...] = ()  # slots from one index of an axis to the next, of one image
-    order: Indices | None = None  # entry e is entry order[e] of what is packed, or 0 where that is -1
+    strides: tuple[int, ...] = ()  # slots from one index of an axis to the next, for one image
+    order: Indices | None = None  # entry e is entry order[e] of the packed values, or 0 if that is -1
     groups: int = 1
     block: int = 0
 
@@ -46,14 +46,14 @@ class Layout(Target):
         given = {"codes": np.asarray(table["codes"]), "strides": tuple(table["strides"]), "order": order}
         layout = cls(**{**table, **given})
         if layout.codes.ndim != 2 or not within(layout.codes, layout.slots):
-            raise ValueError("a layout reaches beyond the slots")
+            raise ValueError("a layout exceeds the slots")
         if order is not None and not (order.shape == layout.codes.shape[1:] and within(order + 1, 2**31)):
-            raise ValueError("a layout takes entries that are not there")
+            raise ValueError("a layout refers to missing entries")
         return layout
 
     @property
     def turn(self) -> int:
-        """After how many slots a rotation is back where it was."""
+        """The rotation that changes nothing."""
         return self.slots if self.groups > 1 else self.period
 
     @property
@@ -73,7 +73,7 @@ class Layout(Target):
         return [(self.codes - g * shift) % self.period + g * self.block for g in range(self.groups)]
 
     def pack(self, values: Array) -> Array:
-        """(images, entries) into slots, with every repetition."""
+        """(images, entries) to slots, with all repetitions."""
         values = np.asarray(values)
         if self.order is not None:
             values = np.where(self.order >= 0, values[:, self.order], 0.0)
@@ -95,12 +95,12 @@ class Layout(Target):
 
 
 def within(numbers: Indices, end: int) -> bool:
-    """Whether these are indices from 0 to below `end`."""
+    """Whether all numbers are integers from 0 to below `end`."""
     return numbers.dtype == np.int64 and bool(((numbers >= 0) & (numbers < end)).all())
 
 
 def subsets(mask: int) -> Indices:
-    """All numbers made of the bits of `mask`."""
+    """All numbers whose bits are in `mask`."""
     numbers = np.zeros(1, dtype=np.int64)
     for bit in bits(mask):
         numbers = np.concatenate([numbers, numbers + bit])
@@ -112,5 +112,5 @@ def bits(mask: int) -> list[int]:
 
 
 def same_slots(left: Layout, right: Layout) -> bool:
-    """Whether two values can be multiplied as they lie."""
+    """Whether two values have the same layout, so that they can be multiplied slot by slot."""
     return (left.groups, left.block) == (right.groups, right.block) and np.array_equal(left.codes, right.codes)

@@ -1,11 +1,13 @@
-"""At which level and scale every value of a circuit is: what planner, bill and execution go by.
+"""The level and scale of every value of a program. Planner, cost estimate and execution all use these functions.
 
-A level is the number of primes that are gone. Linear forms drop one, and bring what they are made of back to the
-standard scale. Products are not rescaled: they have both operands' scales, and leave it to the next linear form to drop
-one prime for both. Only a product that is multiplied again without a linear form between drops a prime of its own. A
-kept value can be *lazy* and leave its rescale to those who take it as well, so that a product and two linear maps share
-a prime; for those who need it after that level it is *settled*, which drops that level's prime. (A step that refreshes
-a ciphertext would bring its level back down here, and nowhere else.)
+The level of a ciphertext is the number of primes that have been dropped. A linear combination drops one prime, which
+brings its result to the standard scale. A product is not rescaled: its scale is the product of its operands' scales,
+and the next linear combination drops one prime for both. Only a product that is multiplied again, without a linear
+combination in between, drops a prime of its own.
+
+Lazy rescaling: a materialised value can leave its rescale to the steps that use it, so that a product and two linear
+maps share one prime. A step at a later level first multiplies the lazy value by an integer and rescales it, which drops
+the prime of the value's own level. (Bootstrapping would lower a level here, and nowhere else.)
 """
 
 from collections.abc import Sequence
@@ -13,81 +15,91 @@ from dataclasses import dataclass
 
 from polynext.encrypted.runtime.parameters import Parameters
 
-# A settled value has so many bits less than a product.
-SETTLED_BITS_LESS = 6
+# A lazy value that is rescaled has this many bits less than a product. It is longer than it needs to be, and so are
+# the weights that it is multiplied by.
+RESCALED_BITS_LESS = 6
 
 
 @dataclass(frozen=True)
-class Stage:
-    """How a value comes about; value 0 is the image, and stage k makes value k + 1.
+class StepOutline:
+    """What a step computes and at which level, without weights and slots. Step k computes value k + 1; value 0 is the
+    image.
 
-    Each operand is a linear form of earlier values, by their numbers, or one of them as it is. Of values that are
-    joined (`joining.py`) the later one has both in its ciphertext.
+    An operand is a linear combination, given by the numbers of the values in it, or the number of one value.
     """
 
     operands: tuple[tuple[int, ...] | int, ...]
     multiplies: bool
     rescales: bool
-    level: int  # before its linear forms
-    lazy: bool = False  # its linear form is not rescaled
-    weight_bits: int = 0  # by how many bits its weights are longer than others
-    joins: int | None = None  # the value whose ciphertext it goes into, as imaginary part
+    level: int  # before its linear combinations
+    lazy: bool = False  # its linear combination is not rescaled
+    weight_bits: int = 0  # added to the parameters' `plain_bits`
+    packed_with: int | None = None  # this earlier value becomes the real part of the result, and the result imaginary
 
     @property
-    def forms(self) -> tuple[tuple[int, ...], ...]:
-        """The sources of each linear form."""
+    def combinations(self) -> tuple[tuple[int, ...], ...]:
+        """The sources of each linear combination."""
         return tuple(operand for operand in self.operands if isinstance(operand, tuple))
 
     @property
+    def sources(self) -> set[int]:
+        """All values that the operands are computed from."""
+        return {k for operand in self.operands for k in ((operand,) if isinstance(operand, int) else operand)}
+
+    @property
     def product_level(self) -> int:
-        return self.level + bool(self.forms and not self.lazy)
+        return self.level + bool(self.combinations and not self.lazy)
 
     @property
     def result_level(self) -> int:
         return self.product_level + self.rescales
 
 
-def value_scales(stages: Sequence[Stage], parameters: Parameters) -> list[float]:
-    """The scale of each value at its own level."""
-    scales = [parameters.input_scale]
-    for stage in stages:
-        if stage.lazy:
-            (sources,) = stage.forms
-            widest = max(scale_at(k, stage.level, stages, scales, parameters) for k in sources)
-            scales.append(widest * 2.0 ** (parameters.plain_bits + stage.weight_bits))
-            continue
-        formed = form_scale(len(scales), stages, parameters)
-        sides = [scales[o] if isinstance(o, int) else formed for o in stage.operands]
-        scale = sides[0] * sides[-1] if stage.multiplies else sides[0]
-        scales.append(scale / parameters.prime(stage.product_level) if stage.rescales else scale)
-    return scales
+class Scales:
+    """The scale of every value: `values[k]` is the scale of value k at its own level."""
 
+    def __init__(self, outlines: Sequence[StepOutline], parameters: Parameters):
+        self.outlines, self.parameters = outlines, parameters
+        self.values = [parameters.input_scale]
+        for outline in outlines:
+            self.values.append(self.result_scale(outline))
 
-def form_scale(number: int, stages: Sequence[Stage], parameters: Parameters) -> float:
-    """What the linear forms of value `number` come to when they are rescaled."""
-    return parameters.result_scale if number == len(stages) else parameters.scale
+    def result_scale(self, outline: StepOutline) -> float:
+        """The scale of the next value, which this step computes."""
+        if outline.lazy:
+            (sources,) = outline.combinations
+            widest = max(self.at_level(k, outline.level) for k in sources)
+            return widest * 2.0 ** (self.parameters.plain_bits + outline.weight_bits)
+        rescaled = self.combination_scale(len(self.values))
+        sides = [self.values[o] if isinstance(o, int) else rescaled for o in outline.operands]
+        scale = sides[0] * sides[-1] if outline.multiplies else sides[0]
+        return scale / self.parameters.prime(outline.product_level) if outline.rescales else scale
 
+    def combination_scale(self, number: int) -> float:
+        """The scale of the linear combinations of value `number` after their rescale."""
+        return self.parameters.result_scale if number == len(self.outlines) else self.parameters.scale
 
-def scale_at(value: int, level: int, stages: Sequence[Stage], scales: Sequence[float], parameters: Parameters) -> float:
-    """The scale of a value where it is used."""
-    factor = settling(value, level, stages, scales, parameters)
-    return scales[value] * factor / parameters.prime(stages[value - 1].result_level) if factor else scales[value]
+    def at_level(self, value: int, level: int) -> float:
+        """The scale of a value when it is used at this level."""
+        factor = self.rescale_factor(value, level)
+        return self.values[value] * factor / self.own_prime(value) if factor else self.values[value]
 
+    def own_prime(self, value: int) -> float:
+        return self.parameters.prime(self.outlines[value - 1].result_level)
 
-def settling(value: int, level: int, stages: Sequence[Stage], scales: Sequence[float], parameters: Parameters) -> int:
-    """The whole number that a lazy value is multiplied by when its level's prime is dropped; 0 for a value that keeps
-    its scale. Both the settled value and the weights of those who take it are then longer than need be."""
-    if not value or not stages[value - 1].lazy or level == stages[value - 1].result_level:
-        return 0
-    settled = 2.0 ** (2 * parameters.scale_bits - SETTLED_BITS_LESS)
-    return max(round(settled * parameters.prime(stages[value - 1].result_level) / scales[value]), 1)
+    def rescale_factor(self, value: int, level: int) -> int:
+        """The integer that a lazy value is multiplied by before the prime of its own level is dropped; 0 for a value
+        that keeps its scale."""
+        if not value or not self.outlines[value - 1].lazy or level == self.outlines[value - 1].result_level:
+            return 0
+        wanted = 2.0 ** (2 * self.parameters.scale_bits - RESCALED_BITS_LESS)
+        return max(round(wanted * self.own_prime(value) / self.values[value]), 1)
 
-
-def joining(value: int, stages: Sequence[Stage], scales: Sequence[float], parameters: Parameters) -> int:
-    """The whole number that brings a lazy value to the scale of the one that joins it, when a prime is dropped; 0 for a
-    value that is not lazy and has the scale already."""
-    real = stages[value - 1].joins
-    assert real is not None
-    if not stages[real - 1].lazy:
-        return 0
-    return round(scales[value] * parameters.prime(stages[real - 1].result_level) / scales[real])
+    def packing_factor(self, value: int) -> int:
+        """The integer that brings a lazy real part to the scale of its imaginary part `value`, with a rescale; 0 for a
+        real part that is not lazy and has this scale already."""
+        real = self.outlines[value - 1].packed_with
+        assert real is not None
+        if not self.outlines[real - 1].lazy:
+            return 0
+        return round(self.values[value] * self.own_prime(real) / self.values[real])

@@ -7,10 +7,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Parameters:
-    """`prime_bits` are the primes in the order they are dropped, then the last one, then the special one of the keys.
+    """`prime_bits` are the lengths of the primes in the order they are dropped, then of the last prime, then of the
+    special prime for keys.
 
-    Values are held at a scale of 2^scale_bits, linear maps encoded at 2^plain_bits, the image at 2^input_bits, the
-    result at 2^result_bits.
+    Values have a scale of 2^scale_bits, the weights of linear maps 2^plain_bits, the image 2^input_bits and the result
+    2^result_bits.
     """
 
     ring_degree: int
@@ -50,7 +51,7 @@ class Parameters:
         return float(self.primes[level]) if self.primes else 2.0 ** self.prime_bits[level]
 
     def primes_at(self, level: int) -> int:
-        """How many primes a ciphertext has at a level."""
+        """The number of primes of a ciphertext at a level."""
         return self.depth + 1 - level
 
     def ciphertext_bytes(self, level: int) -> int:
@@ -58,7 +59,7 @@ class Parameters:
 
     @cached_property
     def key_bytes(self) -> int:
-        """One rotation key, or the relinearisation key: one pair of polynomials for each prime but the special one."""
+        """The size of one key: a pair of polynomials for each prime but the special one."""
         digits = self.depth + 1
         return digits * 2 * (digits + 1) * self.ring_degree * 8
 

@@ -1,29 +1,30 @@
-"""A program in a file, just as it was planned: a server that planned again could come to another one.
+"""Saves and loads programs. A server must run the program that was planned: planning again may give another one.
 
-The file is an .npz: JSON with the whole program, in which {"array": n} stands for the array of that name beside it.
+The file is an .npz archive. Its `header` is JSON with the program, in which {"array": n} stands for the array n of the
+archive.
 """
 
 import json
 import zlib
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from polynext.arrays import Indices
-from polynext.encrypted.runtime.diagonals import Diagonals, Factor, Form
+from polynext.encrypted.runtime.diagonals import Diagonals, Factor, LinearCombination
 from polynext.encrypted.runtime.layout import Layout, within
-from polynext.encrypted.runtime.levels import Stage
-from polynext.encrypted.runtime.program import Program, Step, Stride, Tree, used_rotations
+from polynext.encrypted.runtime.program import Program, used_rotations
 from polynext.errors import PolyNeXtError
 from polynext.files import UNREADABLE
 
-FORMAT, VERSION = "polynext-encrypted-program", 3
+FORMAT, VERSION = "polynext-encrypted-program", 4
 
 
 def save_program(program: Program, path: Path) -> None:
-    """Writes a whole program: steps, layouts, weights and rotations."""
+    """Writes a program: steps, layouts, weights and rotations."""
     arrays: dict[str, np.ndarray] = {}
 
     def with_arrays_beside(value: Any) -> Any:
@@ -38,7 +39,7 @@ def save_program(program: Program, path: Path) -> None:
 
 
 def load_program(path: Path) -> Program:
-    """Reads what `save_program` wrote, and checks that nothing in it points anywhere else."""
+    """Reads a program, and checks that all its references are valid."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
 
@@ -47,10 +48,10 @@ def load_program(path: Path) -> Program:
 
             header = json.loads(str(file["header"]), object_hook=array_or_table)
         if (header["format"], header["version"]) != (FORMAT, VERSION):
-            raise ValueError(f"it is version {header['version']} of {header['format']}")
-        program = read_program(**header["program"])
+            raise ValueError(f"it is version {header['version']} of {header['format']}, not {VERSION} of {FORMAT}")
+        program = parse(Program, header["program"])
         check(program)
-    except (*UNREADABLE, IndexError, TypeError, zlib.error) as error:
+    except (*UNREADABLE, AttributeError, IndexError, TypeError, zlib.error) as error:
         raise PolyNeXtError(
             f"{path} is not a program that this version of polynext reads ({error}): "
             "run `polynext encrypted prepare` again."
@@ -58,69 +59,42 @@ def load_program(path: Path) -> Program:
     return program
 
 
-def read_program(slots: int, layouts: list[Any], steps: list[Any], rotations: list[int]) -> Program:
-    made = [read_step(**step) for step in steps]
-    return Program(slots, [Layout.from_json(layout) for layout in layouts], made, tuple(rotations))
-
-
-def read_step(
-    stage: dict[str, Any],
-    operands: list[Any],
-    held: bool,
-    pair: int,
-    stride: dict[str, Any],
-    babies: Any,
-    giants: Any,
-    paths: Any,
-) -> Step:
-    sources = tuple(tuple(o) if isinstance(o, list) else o for o in stage["operands"])
-    return Step(
-        Stage(**{**stage, "operands": sources}),
-        [o if isinstance(o, int) else read_form(**o) for o in operands],
-        held,
-        pair,
-        Stride(**stride),
-        {int(source): read_tree(tree) for source, tree in babies.items()},
-        [read_tree(tree) for tree in giants],
-        {int(by): list(path) for by, path in paths.items()},
-    )
-
-
-def read_tree(tree: list[Any]) -> Tree:
-    return [(new, start, by) for new, start, by in tree]
-
-
-def read_form(
-    terms: dict[str, Any],
-    bias: Any,
-    summed_bits: list[int],
-    repeats: bool,
-    imaginary: dict[str, Any],
-    conjugated: bool,
-) -> Form:
-    real_part, imaginary_part = (
-        {int(source): read_diagonals(**fields) for source, fields in part.items()} for part in (terms, imaginary)
-    )
-    return Form(real_part, bias, tuple(summed_bits), repeats, imaginary_part, conjugated)
-
-
-def read_diagonals(outer: dict[str, Any], inner: dict[str, Any], **fields: Any) -> Diagonals:
-    return Diagonals(outer=Factor(**outer), inner=Factor(**inner), **fields)
+def parse(kind: Any, value: Any) -> Any:
+    """A value of a type, from JSON. In a union, an int or None stands for itself and the first type for the rest."""
+    if kind is Layout:
+        return Layout.from_json(value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        types = get_type_hints(kind)
+        require(value.keys() == types.keys(), f"it has {', '.join(value)} where {', '.join(types)} are expected")
+        return kind(**{name: parse(types[name], each) for name, each in value.items()})
+    origin, (first, *others) = get_origin(kind), get_args(kind) or (kind,)
+    if origin is UnionType:
+        return value if value is None or isinstance(value, int) else parse(first, value)
+    if origin is dict:
+        return {int(key): parse(others[0], each) for key, each in value.items()}
+    if origin in (list, tuple):
+        return origin(parse(first, each) for each in value)
+    return value
 
 
 def check(program: Program) -> None:
     slots = program.slots
-    require(all(layout.slots == slots for layout in program.layouts), "its layouts have other slots")
-    require(len(program.layouts) == len(program.steps) + 1 > 1, "values and layouts are not as many")
+    require(all(layout.slots == slots for layout in program.layouts), "its layouts have another number of slots")
+    require(len(program.layouts) == len(program.steps) + 1 > 1, "it needs one layout for each value")
     for number, step in enumerate(program.steps):
         for operand in step.operands:
-            sources = operand.sources if isinstance(operand, Form) else (operand,)
-            require(all(0 <= source <= number for source in sources), "a step takes what is not made yet")
-        joins = step.stage.joins
-        require(joins is None or 0 < joins <= number, "a step joins what is not made yet")
-        for form in step.forms:
-            require(form.bias is None or form.bias.shape == (slots,), "a bias is not as long as the slots")
-            require(all(stays_within(d, slots) for _, d in form.diagonals), "diagonals reach beyond the slots")
+            sources = operand.sources if isinstance(operand, LinearCombination) else (operand,)
+            require(all(0 <= source <= number for source in sources), "a step uses a value that is not computed yet")
+        packed_with = step.outline.packed_with
+        require(
+            packed_with is None or 0 < packed_with <= number, "a step is packed with a value that is not computed yet"
+        )
+        for combination in step.combinations:
+            require(
+                combination.bias is None or combination.bias.shape == (slots,),
+                "a bias does not have one number for each slot",
+            )
+            require(all(stays_within(d, slots) for _, d in combination.diagonals), "diagonals exceed the slots")
     missing = used_rotations(program) - set(program.rotations)
     require(not missing, f"there are no keys to rotate by {sorted(missing)}")
 
@@ -139,7 +113,7 @@ def stays_within(diagonals: Diagonals, slots: int) -> bool:
         and diagonals.outer.values.shape[0] == diagonals.inner.values.shape[0]
         and all(within(blocks[:, i], len(factor.starts) - 1) for i, factor in enumerate(factors))
         and within(blocks[:, 2], slots)
-        and all(within(diagonals.repeat, slots - int(diagonals.written(b)[0].max(initial=0))) for b in blocks)
+        and all(within(diagonals.repeat, slots - int(diagonals.entries(b)[0].max(initial=0))) for b in blocks)
     )
 
 
@@ -162,7 +136,7 @@ def require(condition: bool, otherwise: str) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """What JSON has no word for: a type of ours as a table of its fields, an array as a list."""
+    """Dataclasses as tables of their fields, and arrays as lists."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -1,9 +1,9 @@
 """One ciphertext on several cores.
 
-SEAL holds Python's lock, so that a core takes a process. Each process goes through the whole program, and at each
-operation all come to the same choice, by the seconds that operations take: which of them computes it. The others know
-the result's level and scale, and get its ciphertext if they need it, through a file and a pipe that tells it is there.
-They are forks, and share keys and weights.
+SEAL holds Python's lock, so every core needs a process. Each process goes through the whole program. All of them make
+the same decision, by the cost of operations, which one computes each operation. The others know the level and scale of
+the result, and receive the ciphertext if they need it, through a file and a message in a pipe. The processes are forks
+and share keys and weights.
 """
 
 import copy
@@ -22,15 +22,21 @@ import numpy as np
 
 from polynext.arrays import Array
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, Costs, Evaluator, Plaintext, Ring
-from polynext.encrypted.runtime.execution import EncodedForm, execute
+from polynext.encrypted.runtime.execution import EncodedCombination, execute
 from polynext.encrypted.runtime.program import Program
 from polynext.errors import PolyNeXtError
 
-FORK = multiprocessing.get_context("fork")
+# The time to write or read a ciphertext, in additions; the slowdown of each process by the others, which use the same
+# memory; and the seconds to start processes.
+TRANSFER_ADDITIONS, SLOWDOWN, START_SECONDS = 8, 1.15, 0.1
 
-# A ciphertext is as long written, and as long read, as so many additions take. Processes that compute at the same time
-# wait for the same memory, so that each takes so many times as long; and they take so many seconds to begin.
-HANDING_ON, CROWDING, BEGINNING = 8, 1.15, 0.1
+
+def fork_context() -> Any:
+    """Multiprocessing by fork. Raises PolyNeXtError where the operating system has no fork."""
+    try:
+        return multiprocessing.get_context("fork")
+    except ValueError as error:
+        raise PolyNeXtError("this operating system has no fork: use one process, or Linux or macOS.") from error
 
 
 @dataclass(eq=False)
@@ -41,13 +47,13 @@ class Value:
     level: int
     scale: float
     ready: dict[int, float]  # when each process has it
-    sender: int = 0  # who hands it to those who did not compute it
+    sender: int = 0  # the process that sends it to the others
     body: Ciphertext | None = None  # in this process
 
 
 @dataclass(eq=False)
 class Deferred:
-    """A plaintext that is encoded where it is needed."""
+    """A plaintext that is encoded by the process that needs it."""
 
     values: Array
     level: int
@@ -55,7 +61,7 @@ class Deferred:
     made: Plaintext | None = None
 
     def encode(self, evaluator: Evaluator) -> Plaintext:
-        """If all values round to zero, the smallest multiple, which drowns in the noise: the others count on a term."""
+        """Encodes the values. If all round to zero, encodes the smallest multiple: the others expect a term."""
         if self.made is None:
             self.made = evaluator.encode(self.values, self.level, self.scale)
         if self.made is None:
@@ -64,11 +70,11 @@ class Deferred:
 
 
 class Exchange:
-    """How a process hands ciphertexts to the others, and gets theirs."""
+    """Sends ciphertexts to other processes and receives theirs."""
 
     def __init__(self, me: int, pipes: Mapping[int, Connection], ring: Ring, folder: Path):
         self.me, self.pipes, self.ring, self.folder = me, pipes, ring, folder
-        self.sent: dict[int, float] = {}  # to this process: the scale of each
+        self.sent: dict[int, float] = {}  # scales of the ciphertexts that were sent to this process
 
     def path(self, value: Value, to: int) -> Path:
         return self.folder / f"{value.number}-{to}"
@@ -79,7 +85,7 @@ class Exchange:
         self.pipes[to].send((value.number, body.scale))
 
     def body(self, value: Value) -> Ciphertext:
-        """A value that this process has, or is to be sent."""
+        """A value that this process has or receives."""
         if value.body is None:
             while value.number not in self.sent:
                 number, scale = self.pipes[value.sender].recv()
@@ -93,12 +99,12 @@ class Exchange:
 
 
 class SharingEvaluator(Evaluator):
-    """Computes what falls to this process; without an exchange nothing, to tell how long all would take."""
+    """Computes the operations of this process. Without an exchange it only estimates the time of all processes."""
 
     def __init__(self, evaluator: Evaluator, costs: Costs, processes: int, exchange: Exchange | None = None):
         self.evaluator, self.costs, self.exchange = evaluator, costs, exchange
         self.parameters = evaluator.parameters
-        self.clocks = [0.0] * processes  # how long each has computed
+        self.clocks = [0.0] * processes  # the computing time of each process
         self.count = 0
 
     @property
@@ -106,7 +112,7 @@ class SharingEvaluator(Evaluator):
         return max(self.clocks)
 
     def image(self, body: Ciphertext | None = None) -> Value:
-        """What all have from the beginning."""
+        """The image, which all processes have."""
         return Value(0, 0, self.parameters.input_scale, dict.fromkeys(range(len(self.clocks)), 0.0), body=body)
 
     def takes(self, operation: str, level: int) -> float:
@@ -121,16 +127,16 @@ class SharingEvaluator(Evaluator):
         compute: Callable[..., Ciphertext],
         at: int | None = None,
     ) -> Value:
-        """The result of an operation, by the process that has it first, or by one that is named."""
-        handing = HANDING_ON * self.takes("add", level)
+        """The result of an operation, computed by process `at`, or by the process that can start first."""
+        transfer = TRANSFER_ADDITIONS * self.takes("add", level)
 
         def start(process: int) -> float:
-            arrivals = [v.ready.get(process, self.clocks[v.sender] + 2 * handing) for v in operands]
+            arrivals = [v.ready.get(process, self.clocks[v.sender] + 2 * transfer) for v in operands]
             return max(self.clocks[process], *arrivals)
 
         chosen = min(range(len(self.clocks)), key=start) if at is None else at
         for operand in operands:
-            self.hand_on(operand, chosen)
+            self.send_to(operand, chosen)
         done = self.clocks[chosen] = start(chosen) + seconds
         self.count += 1
         result = Value(self.count, level, scale, {chosen: done}, chosen)
@@ -138,19 +144,19 @@ class SharingEvaluator(Evaluator):
             result.body = compute(*map(self.exchange.body, operands))
         return result
 
-    def hand_on(self, value: Value, to: int) -> None:
+    def send_to(self, value: Value, to: int) -> None:
         if to in value.ready:
             return
-        handing = HANDING_ON * self.takes("add", value.level)
-        self.clocks[value.sender] += handing
-        self.clocks[to] += handing
+        transfer = TRANSFER_ADDITIONS * self.takes("add", value.level)
+        self.clocks[value.sender] += transfer
+        self.clocks[to] += transfer
         value.ready[to] = self.clocks[value.sender]
         if self.exchange and self.exchange.me == value.sender:
             self.exchange.send(value, to)
 
-    def hand_to_all(self, value: Value) -> None:
+    def send_to_all(self, value: Value) -> None:
         for process in range(len(self.clocks)):
-            self.hand_on(value, process)
+            self.send_to(value, process)
 
     def encode(self, values: Array | None, level: int, scale: float) -> Deferred:
         assert values is not None
@@ -202,12 +208,12 @@ class SharingEvaluator(Evaluator):
         )
 
     def rotate_many(self, value: Value, steps: Iterable[int]) -> list[Value]:
-        """All processes will need them, and the value itself."""
-        self.hand_to_all(value)
+        """All processes need the rotations and the value itself."""
+        self.send_to_all(value)
         made = []
         for by in steps:
             made.append(self.rotate(value, by))
-            self.hand_to_all(made[-1])
+            self.send_to_all(made[-1])
         return made
 
     def conjugate(self, value: Value) -> Value:
@@ -221,10 +227,14 @@ class SharingEvaluator(Evaluator):
             (value,), value.level + 1, scale, seconds, lambda body: self.evaluator.rescale(body, scale)
         )
 
-    def settle(self, value: Value, once: Plaintext, scale: float) -> Value:
+    def rescale_to(self, value: Value, one: Plaintext, scale: float) -> Value:
         seconds = self.takes("multiply_plain", value.level) + self.takes("rescale", value.level)
         return self.everywhere(
-            value, value.level + 1, scale, seconds, lambda body: self.evaluator.settle(body, self.encoded(once), scale)
+            value,
+            value.level + 1,
+            scale,
+            seconds,
+            lambda body: self.evaluator.rescale_to(body, self.encoded(one), scale),
         )
 
     def drop(self, value: Value, level: int) -> Value:
@@ -236,7 +246,7 @@ class SharingEvaluator(Evaluator):
     def everywhere(
         self, value: Value, level: int, scale: float, seconds: float, compute: Callable[[Ciphertext], Ciphertext]
     ) -> Value:
-        """The result of an operation by every process that has the value: to hand it on would take as long."""
+        """Computes an operation in every process that has the value, because sending the result would take as long."""
         ready = {}
         for process, at in value.ready.items():
             ready[process] = self.clocks[process] = max(self.clocks[process], at) + seconds
@@ -249,45 +259,45 @@ class SharingEvaluator(Evaluator):
 
 @dataclass(eq=False)
 class Shared:
-    """A program that is ready to be run by several processes, this one and forks of it."""
+    """A program that is run by several processes: this one and its forks."""
 
     program: Program
-    forms: list[list[EncodedForm]]
+    combinations: list[list[EncodedCombination]]
     evaluator: Evaluator
     costs: Costs
     processes: int
 
-    def evaluators(self, exchange: Exchange | None) -> tuple[SharingEvaluator, list[list[EncodedForm]]]:
-        """This process's, and the forms with it: weights that are not held are encoded by whoever needs them."""
+    def evaluators(self, exchange: Exchange | None) -> tuple[SharingEvaluator, list[list[EncodedCombination]]]:
+        """An evaluator for this process, and its linear combinations: it encodes weights that are not cached."""
         sharing = SharingEvaluator(self.evaluator, self.costs, self.processes, exchange)
-        forms = [[copy.copy(form) for form in step] for step in self.forms]
-        for form in (form for step in forms for form in step):
-            form.evaluator = sharing
-        return sharing, forms
+        combinations = [[copy.copy(combination) for combination in step] for step in self.combinations]
+        for combination in (combination for step in combinations for combination in step):
+            combination.evaluator = sharing
+        return sharing, combinations
 
     def best(self) -> "Shared":
-        """With as many of the processes as make it fastest."""
+        """The same program with the number of processes that is fastest."""
         return min((replace(self, processes=n) for n in range(1, self.processes + 1)), key=lambda each: each.seconds)
 
     @cached_property
     def seconds(self) -> float:
-        """How long it should take."""
-        sharing, forms = self.evaluators(None)
-        execute(self.program, forms, sharing, sharing.image())
-        return sharing.seconds if self.processes == 1 else CROWDING * sharing.seconds + BEGINNING
+        """The predicted time."""
+        sharing, combinations = self.evaluators(None)
+        execute(self.program, combinations, sharing, sharing.image())
+        return sharing.seconds if self.processes == 1 else SLOWDOWN * sharing.seconds + START_SECONDS
 
     def run(self, image: Ciphertext, ring: Ring) -> Ciphertext:
         if self.processes == 1:
-            return execute(self.program, self.forms, self.evaluator, image)
-        numbers = range(self.processes)
+            return execute(self.program, self.combinations, self.evaluator, image)
+        context, numbers = fork_context(), range(self.processes)
         pipes: list[dict[int, Connection]] = [{} for _ in numbers]
         for left in numbers:
             for right in range(left):
-                pipes[left][right], pipes[right][left] = FORK.Pipe()
+                pipes[left][right], pipes[right][left] = context.Pipe()
         with tempfile.TemporaryDirectory() as folder:
             exchanges = [Exchange(me, pipes[me], ring, Path(folder)) for me in numbers]
             forks = [
-                FORK.Process(target=self.take_part, args=(exchanges, me, image), daemon=True) for me in numbers[1:]
+                context.Process(target=self.take_part, args=(exchanges, me, image), daemon=True) for me in numbers[1:]
             ]
             for fork in forks:
                 fork.start()
@@ -302,15 +312,15 @@ class Shared:
                     fork.join()
 
     def part(self, exchange: Exchange, image: Ciphertext) -> Ciphertext:
-        """What one process does; the first one has the result in the end."""
-        sharing, forms = self.evaluators(exchange)
-        result: Any = execute(self.program, forms, sharing, sharing.image(image))
-        sharing.hand_on(result, 0)
+        """Runs the program in one process. The first one returns the result."""
+        sharing, combinations = self.evaluators(exchange)
+        result: Any = execute(self.program, combinations, sharing, sharing.image(image))
+        sharing.send_to(result, 0)
         return exchange.body(result) if exchange.me == 0 else None
 
     def take_part(self, exchanges: list[Exchange], me: int, image: Ciphertext) -> None:
         close_others(exchanges, me)
-        with suppress(EOFError, OSError):  # when another one ends too early, so does this one
+        with suppress(EOFError, OSError):  # raised if another process has ended
             try:
                 self.part(exchanges[me], image)
             except (RuntimeError, ValueError) as error:

@@ -1,26 +1,12 @@
-"""The paper's ablations as runnable experiments.
+"""The paper's ablations. Start with `rows.py`.
 
-`rows.py` has every row, `sweep.py` how they are trained, `report.py` what came of it; the networks they change are in
-`polynext.models.variants`, and `polynext.models.dropin` puts the polynomial modules into networks of others.
+`rows.py` lists the ablations, `baselines.py` the networks that they change, `sweep.py` trains both, and `report.py`
+compares the results.
 """
-
-from polynext.extras import require
-
-require("train")
 
 from polynext.experiments.ablation.baselines import baselines, costs
 from polynext.experiments.ablation.report import Outcome, collect
-from polynext.experiments.ablation.rows import ROWS, TABLES, Row
-from polynext.experiments.ablation.sweep import AblationSweep, all_trials
+from polynext.experiments.ablation.rows import ABLATION_TABLES, ROWS, Row
+from polynext.experiments.ablation.sweep import AblationSweep
 
-__all__ = [
-    "ROWS",
-    "TABLES",
-    "AblationSweep",
-    "Outcome",
-    "Row",
-    "all_trials",
-    "baselines",
-    "collect",
-    "costs",
-]
+__all__ = ["ABLATION_TABLES", "ROWS", "AblationSweep", "Outcome", "Row", "baselines", "collect", "costs"]

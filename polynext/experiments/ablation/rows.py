@@ -1,13 +1,12 @@
-"""Every row of the paper's ablation tables, and a few more, as a change to a baseline's config. `ROWS` lists them all.
+"""The rows of the paper's ablation tables, and further rows, as changes of a baseline's config. `ROWS` lists all.
 
-A row changes the network by naming one of the model's variants (`polynext.models.variants`), or the recipe, or both.
+A row changes the network by the name of a variant (`polynext.models.variants`), the recipe, or both.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from polynext.errors import PolyNeXtError
 from polynext.experiments.ablation.baselines import baselines
@@ -16,105 +15,49 @@ from polynext.models import VARIANTS
 from polynext.recipes import recipe
 from polynext.training import TrainConfig, build_model
 
-Table = Literal["modules", "stabilisation", "recipes", "dropin", "further"]
 Change = Callable[[TrainConfig], TrainConfig]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One ablation: what it changes in the baseline of its family."""
+    """One ablation: `change` turns the config of the baseline `family` into the row's; `what` describes it in words."""
 
     name: str
-    table: Table
+    table: str
     family: str
     what: str
     change: Change
 
 
-def variant_row(table: Table, family: str, variant: str, name: str = "", then: Change | None = None) -> Row:
-    """A row that changes the network, and the recipe if there is a `then`."""
-
-    def change(train: TrainConfig) -> TrainConfig:
-        changed = replace(train, model=replace(train.model, variant=variant))
-        return then(changed) if then else changed
-
-    return Row(name or variant, table, family, VARIANTS[variant].what, change)
+def to_variant(variant: str) -> Change:
+    return lambda train: replace(train, model=replace(train.model, variant=variant))
 
 
-def variant_rows(table: Table, family: str, variants: Iterable[str]) -> list[Row]:
-    return [variant_row(table, family, variant) for variant in variants]
+def variant_rows(table: str, family: str, *variants: str) -> list[Row]:
+    return [Row(variant, table, family, VARIANTS[variant].what, to_variant(variant)) for variant in variants]
 
 
-def with_warmup(train: TrainConfig) -> TrainConfig:
-    """At least a sixtieth of the run (five epochs of 300) as warmup."""
+def gelu_with_warmup(train: TrainConfig) -> TrainConfig:
+    """The MLP with GELU and a warmup of at least a sixtieth of the run: five epochs of 300."""
     epochs = max(train.schedule.warmup_epochs, math.ceil(train.epochs / 60))
-    return replace(train, schedule=replace(train.schedule, warmup_epochs=epochs))
-
-
-# Table 3. The MLP with GELU needs a warmup (the paper's footnote).
-MODULES = [
-    replace(
-        variant_row("modules", "cpolynext", "mlp-gelu", then=with_warmup), what="PolyMLP -> MLP+GELU, post-norm, warmup"
-    ),
-    *variant_rows(
-        "modules",
-        "cpolynext",
-        ("sepconv-gelu", "gelu-one-branch", "gelu-after-product", "gelu-both-branches", "fine-only", "addition"),
-    ),
-    *variant_rows(
-        "modules",
-        "apolynext",
-        ("attention-mlp-gelu", "standard-attention", "softmax-kernel", "degree-3", "degree-5"),
-    ),
-]
-
-# Table 4
-STABILISATION = variant_rows(
-    "stabilisation",
-    "cpolynext",
-    ("learnable-scale", "layerscale-small", "layerscale-one", "single-input", "no-cell-norm", "wider-2", "wider-1"),
-)
-
-# Section 4.3
-DROPIN = [
-    replace(variant_row("dropin", "caformer", variant, name=f"caformer-{variant}"), what=f"CAFormer-S18, {what}")
-    for variant, what in (
-        ("polyconv", "convolutions -> PolyConv"),
-        ("polyattn", "attention -> PolyAttn"),
-        ("poly", "both"),
-    )
-]
+    return to_variant("mlp-gelu")(replace(train, schedule=replace(train.schedule, warmup_epochs=epochs)))
 
 
 def constant_dropout(train: TrainConfig) -> TrainConfig:
-    """From the first epoch on, where the paper saw losses that are no numbers (Appendix C.3).
+    """The full head dropout from the first epoch on. The paper's losses became NaN with it (Appendix C.3).
 
-    As much as in the baseline; as CPolyNeXt-S on ImageNet has where that has none.
+    The rate is the baseline's, or CPolyNeXt-S's if the baseline has no dropout.
     """
     dropout = train.model.dropout or recipe("cpolynext_small").model.dropout
     return replace(train, model=replace(train.model, dropout=dropout, dropout_rises=False))
 
 
-# What a reader may ask further; the paper has no figures for these.
-FURTHER = [
-    *variant_rows(
-        "further",
-        "cpolynext",
-        ("no-flip", "no-dilation", "scales-half", "scales-falling", "scales-halving", "position-norm"),
-    ),
-    *variant_rows("further", "apolynext", ("degree-2", "degree-6")),
-    variant_row("further", "apolynext", "position-norm", name="attention-position-norm"),
-    Row("constant-dropout", "further", "cpolynext-s", "head dropout constant, not rising", constant_dropout),
-]
-
-
-# Cross-recipe (Table 5). Optimiser: with its rate, batch, decay, clipping and warmup. Regularisation: everything else.
-
-
 def optimizer_of(source: str) -> Change:
+    """Takes another recipe's optimiser, with its learning rate, batch, decay, clipping and warmup."""
+
     def change(train: TrainConfig) -> TrainConfig:
         theirs = shortened(recipe(source), train.epochs)
-        if train.data.name == theirs.data.name:  # a rate goes with its batch, at its own scale
+        if train.data.name == theirs.data.name:  # a learning rate belongs to its batch size
             train = replace(train, batch_size=theirs.batch_size, micro_batch=theirs.micro_batch)
         return replace(train, optimizer=theirs.optimizer, schedule=theirs.schedule)
 
@@ -122,6 +65,8 @@ def optimizer_of(source: str) -> Change:
 
 
 def regularisation_of(source: str) -> Change:
+    """Takes everything but the optimiser from another recipe."""
+
     def change(train: TrainConfig) -> TrainConfig:
         theirs = recipe(source)
         model = replace(train.model, drop_path=theirs.model.drop_path, dropout=theirs.model.dropout)
@@ -134,49 +79,74 @@ def recipe_of(source: str) -> Change:
     return lambda train: regularisation_of(source)(optimizer_of(source)(train))
 
 
-def recipe_rows(family: str, *entries: tuple[str, str, Change]) -> list[Row]:
-    return [Row(name, "recipes", family, what, change) for name, what, change in entries]
-
-
-RECIPES = [
-    *recipe_rows(
-        "cpolynext-s",
-        ("cpolynext-convformer-optimizer", "CPolyNeXt, ConvFormer's optimiser", optimizer_of("convformer_s18")),
-    ),
-    *recipe_rows(
-        "apolynext-s",
-        ("apolynext-convformer-optimizer", "APolyNeXt, ConvFormer's optimiser", optimizer_of("convformer_s18")),
-    ),
-    *recipe_rows(
-        "convformer",
-        ("convformer-our-optimizer", "ConvFormer-S18, our optimiser", optimizer_of("cpolynext_small")),
-        ("convformer-our-regularisation", "ConvFormer-S18, our regularisation", regularisation_of("cpolynext_small")),
-        ("convformer-our-recipe", "ConvFormer-S18, our full recipe", recipe_of("cpolynext_small")),
-    ),
-    *recipe_rows(
-        "caformer",
-        ("caformer-our-optimizer", "CAFormer-S18, our optimiser", optimizer_of("apolynext_small")),
-        ("caformer-our-regularisation", "CAFormer-S18, our regularisation", regularisation_of("apolynext_small")),
-        ("caformer-our-recipe", "CAFormer-S18, our full recipe", recipe_of("apolynext_small")),
-    ),
+# Table 3. The MLP with GELU needs a warmup, as the table's footnote says.
+MODULES = [
+    Row("mlp-gelu", "modules", "cpolynext", "PolyMLP -> MLP+GELU, post-norm, warmup", gelu_with_warmup),
+    *variant_rows("modules", "cpolynext", "sepconv-gelu", "gelu-one-branch", "gelu-after-product"),
+    *variant_rows("modules", "cpolynext", "gelu-both-branches", "fine-only", "addition"),
+    *variant_rows("modules", "apolynext", "attention-mlp-gelu", "standard-attention", "softmax-kernel"),
+    *variant_rows("modules", "apolynext", "degree-3", "degree-5"),
 ]
 
-TABLES: dict[str, list[Row]] = {
+# Table 4
+STABILISATION = [
+    *variant_rows("stabilisation", "cpolynext", "learnable-scale", "layerscale-small", "layerscale-one"),
+    *variant_rows("stabilisation", "cpolynext", "single-input", "no-cell-norm", "wider-2", "wider-1"),
+]
+
+# Table 5
+CONVFORMERS = optimizer_of("convformer_s18")
+RECIPES = [
+    Row(f"{family}-convformer-optimizer", "recipes", f"{family}-s", f"{model}, ConvFormer's optimiser", CONVFORMERS)
+    for family, model in (("cpolynext", "CPolyNeXt"), ("apolynext", "APolyNeXt"))
+] + [
+    Row(f"{family}-our-{part}", "recipes", family, f"{model}, our {words}", change(ours))
+    for family, model, ours in (
+        ("convformer", "ConvFormer-S18", "cpolynext_small"),
+        ("caformer", "CAFormer-S18", "apolynext_small"),
+    )
+    for part, words, change in (
+        ("optimizer", "optimiser", optimizer_of),
+        ("regularisation", "regularisation", regularisation_of),
+        ("recipe", "full recipe", recipe_of),
+    )
+]
+
+# Section 4.3
+DROPIN = [
+    Row(f"caformer-{variant}", "dropin", "caformer", f"CAFormer-S18, {what}", to_variant(variant))
+    for variant, what in (
+        ("polyconv", "convolutions -> PolyConv"),
+        ("polyattn", "attention -> PolyAttn"),
+        ("poly", "both"),
+    )
+]
+
+# Ablations that are not in the paper's tables.
+FURTHER = [
+    *variant_rows("further", "cpolynext", "no-flip", "no-dilation", "scales-half", "scales-falling", "scales-halving"),
+    *variant_rows("further", "cpolynext", "position-norm"),
+    *variant_rows("further", "apolynext", "degree-2", "degree-6"),
+    replace(*variant_rows("further", "apolynext", "position-norm"), name="attention-position-norm"),
+    Row("constant-dropout", "further", "cpolynext-s", "head dropout constant, not rising", constant_dropout),
+]
+
+ABLATION_TABLES: dict[str, list[Row]] = {
     "modules": MODULES,
     "stabilisation": STABILISATION,
     "recipes": RECIPES,
     "dropin": DROPIN,
     "further": FURTHER,
 }
-ROWS: dict[str, Row] = {row.name: row for table in TABLES.values() for row in table}
+ROWS: dict[str, Row] = {row.name: row for table in ABLATION_TABLES.values() for row in table}
 
 
 @functools.cache
 def obstacle(name: str, scale: str) -> str | None:
-    """Why a row makes no sense at a scale, if so: its network cannot be changed so, or is so already."""
+    """Why a row cannot be trained at a scale: its variant does not apply, or changes nothing. None if it can."""
     row = ROWS[name]
     train = row.change(baselines(scale)[row.family])
-    if not train.model.variant:
+    if not train.model.variant and not train.model.architecture:
         return None
     try:
         build_model(train, 10, device="meta")

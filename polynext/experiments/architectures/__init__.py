@@ -1,15 +1,14 @@
-"""Networks designed for the bill: what each takes encrypted, and what it learns in a short training.
+"""Sweep of architectures: estimated encrypted latency against accuracy.
 
-`sweep.py` says what the designs are, how they are trained and planned; `report.py` what came of it. `polynext encrypted
-design` runs both.
+`sweep.py` lists the architectures, trains and plans them; `report.py` compares the results. The command is `polynext
+encrypted design`.
 """
 
 from polynext.extras import require
 
-require("train")
 require("encrypted", "scipy", "tenseal")
 
-from polynext.experiments.architectures.report import Design, collect, pareto
-from polynext.experiments.architectures.sweep import DESIGNS, DesignSweep, design_trials
+from polynext.experiments.architectures.report import ArchitectureResult, collect, pareto
+from polynext.experiments.architectures.sweep import ARCHITECTURES, ArchitectureSweep
 
-__all__ = ["DESIGNS", "Design", "DesignSweep", "collect", "design_trials", "pareto"]
+__all__ = ["ARCHITECTURES", "ArchitectureResult", "ArchitectureSweep", "collect", "pareto"]

@@ -1,4 +1,4 @@
-"""The designs: variants of a network for encrypted photographs, trained for a short time, then planned."""
+"""The sweep that trains architectures for encrypted photographs and plans their encrypted inference."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,17 +8,20 @@ from typing import Any, ClassVar
 from polynext.encrypted import Limits, plan_run
 from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.errors import PolyNeXtError
+from polynext.experiments.architectures.report import architecture_report, collect
+from polynext.experiments.report import Report
 from polynext.experiments.sweep import Sweep, Trial
+from polynext.models.variants import split_variant
 from polynext.recipes import recipe
 from polynext.runs import Run, load_run
-from polynext.training import EmaConfig, TrainConfig, build_model
+from polynext.training import EmaConfig, ModelConfig, TrainConfig, build_model
 
 BASE = "cipher"
 RING_DEGREES = (2**14, 2**15)
 
-# One change at a time around 64 channels and four stacks, which train fast, and a few that change several things: a
-# smaller patch makes more positions, for which fewer channels take as many slots.
-DESIGNS = (
+# Single changes of 64 channels and four stacks, which train fast, and a few combinations. A smaller patch gives more
+# positions; with fewer channels, they fill the same number of slots.
+ARCHITECTURES = (
     "widths-64",
     "widths-64+stacks-3",
     "widths-64+stacks-5",
@@ -35,14 +38,16 @@ DESIGNS = (
 
 
 @dataclass(frozen=True)
-class DesignSweep(Sweep):
-    """What all designs share. A design is the base, `cipher`, or a variant of it such as `widths-64+stacks-5`.
+class ArchitectureSweep(Sweep):
+    """Settings that all architectures share. An architecture is `cipher` or a variant such as `widths-64+stacks-5`.
 
     Attributes:
-        epochs: of the short training.
-        memory: megabytes that the server's process may take.
-        key_memory: megabytes that rotation keys may take.
-        error: how far logits may be off, in units of the largest.
+        epochs: length of each training.
+        memory: megabytes that the server's process may use.
+        key_memory: megabytes that the rotation keys may use.
+        error: largest error of the logits, relative to the largest logit.
+        images: number of training images; 0 for all.
+        root: folder or .npz file of the data.
     """
 
     epochs: int = 4
@@ -53,12 +58,15 @@ class DesignSweep(Sweep):
     may_change: ClassVar[frozenset[str]] = Sweep.may_change | {"memory", "key_memory", "error"}
 
     def config(self, name: str) -> TrainConfig:
-        """The base's recipe for a design, with what pays in a few epochs: small batches, a short warmup, no average of
-        the weights, no compiling; and no processes for data, as designs themselves fill the cores."""
+        """The base recipe with the architecture, adapted to a few epochs.
+
+        Batches are small, the warmup is short, and neither averaging nor compiling would pay off. Data is loaded in the
+        training process because the sweep itself uses all cores.
+        """
         base = recipe(BASE)
         config = replace(
             base,
-            model=replace(base.model, variant="" if name == BASE else name),
+            model=base.model if name == BASE else changed(base.model, name),
             data=replace(base.data, workers=0),
             schedule=replace(base.schedule, warmup_epochs=1),
             ema=EmaConfig(decay=0.0),
@@ -68,20 +76,27 @@ class DesignSweep(Sweep):
             epochs=self.epochs,
             evaluate_every=self.epochs,
         )
-        return self.on_its_data(config)
+        return self.with_data(config)
+
+    def trials(self, names: Sequence[str]) -> list[Trial]:
+        """One run for each architecture. Raises if a name is not an architecture."""
+        for name in names:
+            build_model(self.config(name), 10, device="meta")
+        return [Trial(name, seed=0) for name in dict.fromkeys(names)]
 
     @property
     def limits(self) -> dict[str, float]:
-        """What a plan may take: the settings that it has to be made again for."""
+        """The settings that the plans depend on."""
         return {name: asdict(self)[name] for name in ("memory", "key_memory", "error")}
 
     def conclude(self, folder: Path) -> dict[str, Any]:
-        """The bill of a trained design at each ring degree, or the sentence why there is none."""
+        """Plans a trained network at each ring degree."""
         run = load_run(folder)
         return {"limits": self.limits, "plans": [self.plan(run, ring_degree) for ring_degree in RING_DEGREES]}
 
     def plan(self, run: Run, ring_degree: int) -> dict[str, Any]:
-        # After so short a training many predictions are in doubt, and that noise changes some says nothing of a design.
+        """The cost estimate at a ring degree, or the reason why there is no plan."""
+        # After a short training many predictions are uncertain. Those that noise flips do not matter here.
         limits = Limits(self.memory * MEBIBYTE, self.key_memory * MEBIBYTE, (ring_degree,), self.error, flips=1.0)
         try:
             plan = plan_run(run, limits=limits)
@@ -90,17 +105,22 @@ class DesignSweep(Sweep):
         cost = {**plan.cost.to_json(), "peak_bytes": plan.cost.peak_bytes}
         return {"ring_degree": ring_degree, "modulus_bits": plan.parameters.modulus_bits, "cost": cost}
 
+    def forget_plans(self, trials: Sequence[Trial], out: Path, everything: bool = False) -> None:
+        """Removes results that were planned with other limits, or all results. The trained networks remain."""
+        for trial in trials:
+            result = trial.result(out)
+            if result and "accuracy" in result and (everything or result.get("limits") != self.limits):
+                trial.forget(out)
 
-def design_trials(designs: Sequence[str], sweep: DesignSweep) -> list[Trial]:
-    """One for each design, if it is one."""
-    for name in designs:
-        build_model(sweep.config(name), 10, device="meta")
-    return [Trial(name, seed=0) for name in dict.fromkeys(designs)]
+    def report(self, trials: Sequence[Trial], out: Path) -> Report:
+        """The accuracy and the cost estimate of each architecture."""
+        images = f"{self.images:,}" if self.images else "all"
+        title = f"CIFAR-10, {images} training images, {self.epochs} epochs; one image in a ciphertext, one core"
+        settings = {"images": self.images, "epochs": self.epochs, "limits": self.limits}
+        return architecture_report(title, settings, collect(self, trials, out))
 
 
-def forget_plans(trials: Sequence[Trial], sweep: DesignSweep, out: Path, all_of_them: bool = False) -> None:
-    """Takes away results whose plans were made within other limits, or all; the networks stay trained."""
-    for trial in trials:
-        result = trial.result(out)
-        if result and "accuracy" in result and (all_of_them or result.get("limits") != sweep.limits):
-            trial.forget(out)
+def changed(model: ModelConfig, architecture: str) -> ModelConfig:
+    """The network of an architecture such as `widths-64+stacks-5`."""
+    variant, fields = split_variant(architecture)
+    return replace(model, variant=variant, **fields)

@@ -1,16 +1,12 @@
-"""The paper's tables again, from whatever data and weights there are.
+"""The paper's tables, reproduced from the data and weights that are available. Start with `tables.py`.
 
-`tables.py` lists them; `networks.py`, `ablations.py` and `settings.py` say what their figures take, `experiments.py`
-runs it, and `report.py` puts what was found beside the paper's.
+`tables.py` lists the tables and writes them. `networks.py`, `ablations.py` and `hyperparameters.py` list their figures;
+`calls.py` has the functions that measure them, and `experiments.py` runs those and stores their results.
 """
 
-from polynext.extras import require
-
-require("train")
-
-from polynext.experiments.reproduction.cells import Cell, Setup
+from polynext.experiments.reproduction.entries import Entry
 from polynext.experiments.reproduction.experiments import Experiment, Results
-from polynext.experiments.reproduction.report import reproduce
-from polynext.experiments.reproduction.tables import TABLES
+from polynext.experiments.reproduction.setup import Setup
+from polynext.experiments.reproduction.tables import PAPER_TABLES, reproduce
 
-__all__ = ["TABLES", "Cell", "Experiment", "Results", "Setup", "reproduce"]
+__all__ = ["PAPER_TABLES", "Entry", "Experiment", "Results", "Setup", "reproduce"]

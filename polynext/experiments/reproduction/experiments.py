@@ -1,136 +1,147 @@
-"""What has to be run for a table: commands of this package, each in a process of its own.
+"""Experiments: function calls, each in a fresh process, with stored results.
 
-    OUT/results/NAME.json         what an experiment found; one with a result, by the same commands, is not run again
-    OUT/results/NAME.log          what it said
-    OUT/results/experiments.json  the commands of all results
+    OUT/results/NAME.json  an experiment's result, and the call behind it
+    OUT/results/NAME.log   its output
 
-An experiment that was interrupted starts its commands again, which go on where they were.
+An experiment with a result of the same call is not repeated. An interrupted one resumes from what its function stored.
 """
 
 import json
+import multiprocessing
 import os
-import re
-import subprocess
+import signal
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from polynext.errors import PolyNeXtError
 from polynext.files import write_atomically
+from polynext.memory import keep_freed_memory
+from polynext.threads import idle_threads_give_way
 
-Arguments = tuple[str, ...]
+OFFLINE = "HF_HUB_OFFLINE"
+HUB_TIMEOUT = 10  # seconds
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Commands, of which the last leaves a JSON.
+    """A function call that returns a record for JSON.
 
     Attributes:
-        name: of its files.
-        commands: arguments of `polynext`; RESULT among them is the file to write.
-        prints: whether the result is what the last command prints.
+        name: name of its files.
+        function: a function that can be imported.
+        arguments: its keyword arguments.
+        fetches: whether it may download published weights.
     """
 
     name: str
-    commands: tuple[Arguments, ...]
-    prints: bool = False
+    function: Callable[..., dict[str, Any]]
+    arguments: dict[str, Any]
+    fetches: bool = False
 
     @property
-    def fetches(self) -> bool:
-        """Whether it may need published weights from the hub."""
-        return any("--pretrained" in command or command[:2] == ("segment", "train") for command in self.commands)
-
-
-PROGRAM = (sys.executable, "-m", "polynext")
-RESULT = "RESULT"
-SECONDS_FOR_THE_HUB = 10
+    def call(self) -> str:
+        """The call as Python code."""
+        return f"{self.function.__name__}({', '.join(f'{key}={value!r}' for key, value in self.arguments.items())})"
 
 
 class Results:
-    """What experiments have found, in a folder, and the reasons of those that `failed` since this was made."""
+    """The results of experiments in a folder. `failed` has the errors of those that failed in this process."""
 
     def __init__(self, out: Path):
         self.folder = out / "results"
-        self.environment = dict(os.environ)
-        self.failed: dict[Experiment, str] = {}
+        self.failed: dict[str, str] = {}
+        self.offline = False
 
     def file(self, experiment: Experiment, ending: str = "json") -> Path:
+        """The path of an experiment's result or log."""
         return self.folder / f"{experiment.name}.{ending}"
 
-    def commands(self) -> dict[str, Any]:
-        file = self.folder / "experiments.json"
-        return json.loads(file.read_text()) if file.is_file() else {}
-
     def read(self, experiment: Experiment) -> dict[str, Any] | None:
-        """What an experiment found, if it was run, by the same commands."""
-        known = self.commands().get(experiment.name) == [list(command) for command in experiment.commands]
-        return json.loads(self.file(experiment).read_text()) if known and self.file(experiment).is_file() else None
-
-    def arguments(self, experiment: Experiment) -> list[list[str]]:
-        """The commands as they have to be run now: trainings that were begun go on."""
-        file = str(self.file(experiment))
-        return [[file if a == RESULT else a for a in resumed(command)] for command in experiment.commands]
+        """The result of an experiment; None if there is none of the same call."""
+        file = self.file(experiment)
+        result = json.loads(file.read_text()) if file.is_file() else {}
+        return result if result.get("call") == experiment.call else None
 
     def find_hub(self) -> bool:
-        """Looks for the Hugging Face hub, so that without it no command waits and tries again for every file."""
-        if "HF_HUB_OFFLINE" not in self.environment and not hub_answers():
-            self.environment["HF_HUB_OFFLINE"] = "1"
-            return False
-        return True
+        """Whether the Hugging Face hub can be reached. If not, experiments do not wait for it."""
+        self.offline = OFFLINE not in os.environ and not hub_answers()
+        return not self.offline
 
     def run(self, experiment: Experiment) -> str | None:
-        """Runs an experiment, and returns what went wrong if something did."""
+        """Runs an experiment in a fresh process and stores its result. Returns an error message if it failed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file(experiment).unlink(missing_ok=True)
-        printed = b""
-        with self.file(experiment, "log").open("wb") as log:
-            for number, arguments in enumerate(self.arguments(experiment), 1):
-                kept = experiment.prints and number == len(experiment.commands)
-                status, printed = run_program(arguments, log, kept, self.environment)
-                if status:
-                    return last_sentence(self.file(experiment, "log")) or f"it ended with status {status}"
-        if experiment.prints:
-            write_atomically(self.file(experiment), printed)
-        commands = self.commands() | {experiment.name: experiment.commands}
-        write_atomically(self.folder / "experiments.json", json.dumps(commands, indent=2).encode())
-        return None
+        log = self.file(experiment, "log")
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, context, redirect_output, (log,)) as pool, hub_mode(self.offline):
+            try:
+                with idle_threads_give_way():
+                    process_id = pool.submit(os.getpid).result()
+            except BrokenProcessPool as error:
+                raise PolyNeXtError(
+                    f"a process could not start (see {log}): in a script, put the call of reproduce under "
+                    '`if __name__ == "__main__":`.'
+                ) from error
+            try:
+                result, message = pool.submit(call, experiment.function, experiment.arguments).result()
+            except BrokenProcessPool:
+                return "its process died: there may be too little memory"
+            except KeyboardInterrupt:
+                os.kill(process_id, signal.SIGTERM)  # training saves its state first
+                raise
+        if message is None:
+            write_atomically(self.file(experiment), json.dumps(result | {"call": experiment.call}, indent=2).encode())
+        return message
 
 
-def run_program(arguments: list[str], log: BinaryIO, kept: bool, environment: dict[str, str]) -> tuple[int, bytes]:
-    """Runs `polynext` and returns its status and, if that is kept, what it prints; interrupted, it may still save."""
-    output = subprocess.PIPE if kept else log
-    with subprocess.Popen([*PROGRAM, *arguments], stdout=output, stderr=log, env=environment) as program:
-        try:
-            printed, _ = program.communicate()
-        except KeyboardInterrupt:
-            program.terminate()
-            program.wait()
-            raise
-    return program.returncode, printed or b""
+def call(function: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Calls a function in an experiment's process. Returns its result and, if it failed, an error message."""
+    try:
+        return function(**arguments), None
+    except PolyNeXtError as error:
+        message = str(error)
+    except Exception as error:
+        traceback.print_exc()
+        message = f"{type(error).__name__}: {error}"
+    print(message)
+    return {}, message
+
+
+def redirect_output(log: Path) -> None:
+    """Starts an experiment's process: all its output goes to a log."""
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    keep_freed_memory()
+
+
+@contextmanager
+def hub_mode(offline: bool) -> Iterator[None]:
+    """Processes that start inside do not access the hub if it is offline."""
+    if offline:
+        os.environ[OFFLINE] = "1"
+    try:
+        yield
+    finally:
+        if offline:
+            del os.environ[OFFLINE]
 
 
 def hub_answers() -> bool:
+    """Whether the Hugging Face hub answers a request."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
     try:
-        get_session().head(constants.ENDPOINT, timeout=SECONDS_FOR_THE_HUB)
-    except Exception:  # whatever it is, weights will not come from there
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
+    except Exception:  # whatever the reason, weights cannot be fetched
         return False
     return True
-
-
-def resumed(command: Sequence[str]) -> list[str]:
-    """A training's command, or the one that goes on with it if it was begun."""
-    training = command[:1] == ("train",) or command[:2] == ("segment", "train")
-    if training and (Path(command[command.index("--out") + 1]) / "states").is_dir():
-        return [*command[: command.index("train") + 1], "--resume", command[command.index("--out") + 1]]
-    return list(command)
-
-
-def last_sentence(log: Path) -> str:
-    """What a command says in the end, without its name; the last line of all if it says nothing."""
-    lines = [line.strip() for line in log.read_text().splitlines() if line.strip()]
-    said = [match[1] for line in lines if (match := re.match(r"polynext(?: \w+)+: (.+)", line))]
-    return (said or lines or [""])[-1]

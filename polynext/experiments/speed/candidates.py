@@ -1,5 +1,7 @@
-"""What is measured: a model, and the engine that runs it."""
+"""What is measured: a model, the engine that runs it, and the settings that all share."""
 
+import platform
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +12,16 @@ import timm
 import torch
 from torch import Tensor, nn
 
+import polynext
 from polynext.acceleration import accelerate, compile, fold
 from polynext.errors import PolyNeXtError
 from polynext.export import export, load, load_openvino
 from polynext.models import check_model
 
-# Words of an engine's name, joined by +: how the network is prepared, and what runs it.
+# An engine's name joins words by +: how to prepare the network, and what runs it.
 PREPARATIONS = ("folded", "bf16")
 RUNNERS = ("eager", "compiled", "onnxruntime", "openvino")
-OF_FILES = {"onnxruntime", "openvino"}  # what runs a file in ONNX
+ONNX_RUNNERS = {"onnxruntime", "openvino"}
 
 Runner = Callable[[Tensor], Any]
 
@@ -36,19 +39,20 @@ class Candidate:
         unknown = [word for word in words if word not in PREPARATIONS + RUNNERS]
         if unknown or len(words) != len(set(words)) or sum(word in RUNNERS for word in words) > 1:
             raise PolyNeXtError(
-                f"there is no engine {self.engine!r}: give one of {', '.join(RUNNERS)}, "
-                f"with {' or '.join(PREPARATIONS)} added by a + if wanted."
+                f"there is no engine {self.engine!r}: give one of {', '.join(RUNNERS)}, optionally with "
+                f"{' or '.join(PREPARATIONS)} joined by +."
             )
-        if "bf16" in words and (runner := OF_FILES & set(words)):
+        if "bf16" in words and (runner := ONNX_RUNNERS & set(words)):
             raise PolyNeXtError(f"{runner.pop()} computes in float32 here: leave bf16 out.")
 
     @property
     def words(self) -> set[str]:
+        """The words of the engine's name."""
         return set(self.engine.split("+"))
 
     @property
     def obstacle(self) -> str | None:
-        """Why this model cannot go with this engine, if so."""
+        """Why the engine cannot run this model; None if it can."""
         if "folded" in self.words and not hasattr(timm.create_model(self.model, device="meta"), "fold"):
             return "only the package's own models fold"
         return None
@@ -56,19 +60,47 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and on what all candidates run."""
+    """The device and the input that all candidates share; 0 threads for all."""
 
     device: str
     batch_size: int
     image_size: int | None = None
     threads: int = 0
 
-    def tells_memory(self, candidate: Candidate) -> bool:
-        """Whether the memory of a process is the network's: on a CPU, a compiler takes more than what it compiles."""
+    def can_measure_memory(self, candidate: Candidate) -> bool:
+        """False for compiled networks on a CPU, where the compiler uses more memory than the network."""
         return self.device.startswith("cuda") or "compiled" not in candidate.words
+
+    def describe(self) -> dict[str, Any]:
+        """The settings, versions and command, for reports."""
+        cuda = self.device.startswith("cuda")
+        device = torch.cuda.get_device_name(self.device) if cuda else platform.processor()
+        return {
+            "device": f"{self.device} ({device or platform.machine()})",
+            "batch": self.batch_size,
+            "image size": self.image_size or "each model's own",
+            "threads": self.threads or torch.get_num_threads(),
+            "torch": torch.__version__,
+            "timm": timm.__version__,
+            "polynext": polynext.__version__,
+            "command": " ".join(["polynext", *sys.argv[1:]]),
+        }
+
+
+def default_device() -> str:
+    """The GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def default_setting(
+    device: str, batch_size: int | None = None, image_size: int | None = None, threads: int = 0
+) -> Setting:
+    """Batches of 128 images on a GPU and of 8 on a CPU, unless given."""
+    return Setting(device, batch_size or (128 if device.startswith("cuda") else 8), image_size, threads)
 
 
 def input_size(model: nn.Module, setting: Setting) -> tuple[int, int, int]:
+    """Channels, height and width of the model's input."""
     cfg: Any = model.pretrained_cfg
     channels, *own = cfg["input_size"]
     side = setting.image_size or own[0]
@@ -76,7 +108,7 @@ def input_size(model: nn.Module, setting: Setting) -> tuple[int, int, int]:
 
 
 def prepare(candidate: Candidate, setting: Setting) -> tuple[Runner, Tensor]:
-    """A function that runs a batch, and a batch to run it on."""
+    """A function that runs a batch, and a batch of random images."""
     if setting.threads:
         torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
@@ -84,7 +116,7 @@ def prepare(candidate: Candidate, setting: Setting) -> tuple[Runner, Tensor]:
     images = torch.randn(setting.batch_size, *input_size(model, setting))
     if "folded" in candidate.words:
         model = fold(model)
-    if runner := OF_FILES & candidate.words:
+    if runner := ONNX_RUNNERS & candidate.words:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             export(model, tuple(images.shape[1:]), path, "onnx")

@@ -1,47 +1,17 @@
-"""What every backend must do, and what only one of them can."""
+"""Every backend behind the interface, and what only one of them has."""
 
 import sys
-from collections import Counter
-from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.sparse as sp
 
-from polynext.circuit import Circuit
-from polynext.circuit.graph import Input, Linear, Product
-from polynext.circuit.maps import Matrix
-from polynext.encrypted import ClientSpec, Plan, make_plan
-from polynext.encrypted.compiler.planner import choose_parameters
-from polynext.encrypted.compiler.program_builder import build_program
-from polynext.encrypted.compiler.rotations import choose_rotations
-from polynext.encrypted.compiler.stages import stages_of
+from polynext.encrypted import ClientSpec, Plan
+from polynext.encrypted.files import check_fits, header_for
 from polynext.encrypted.runtime.backends import get_backend
-from polynext.encrypted.runtime.backends.protocol import Evaluator
-from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.errors import PolyNeXtError
-from tests.encrypted.conftest import SAME_EVERYWHERE, evaluator_for, logits, promised, run_clear, run_encrypted
 
 
-def test_a_plan_keeps_to_128_bits(plan: Plan) -> None:
-    seal, parameters = get_backend("seal"), plan.parameters
-    assert parameters.modulus_bits <= seal.security.longest_modulus[parameters.ring_degree]
-    assert plan.cost.levels == parameters.depth == plan.program.depth
-    seal.ring(parameters)  # SEAL checks for itself
-    longer = replace(parameters, prime_bits=(60,) * 8)
-    with pytest.raises(PolyNeXtError, match="128 bits of security"):
-        seal.ring(longer)
-
-
-def test_a_plan_is_the_same_for_either_backend(circuit: Circuit, examples: np.ndarray) -> None:
-    clear = make_plan(circuit, examples, 4, backend="clear")
-    seal = make_plan(circuit, examples, 4, backend="seal", costs=SAME_EVERYWHERE)
-    assert (clear.backend, seal.backend) == ("clear", "seal")
-    assert clear.cost == seal.cost and clear.parameters == seal.parameters
-
-
-def test_a_missing_library_is_told_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "polynext.encrypted.runtime.backends.seal")
     monkeypatch.setitem(sys.modules, "tenseal", None)
     monkeypatch.setitem(sys.modules, "tenseal.sealapi", None)
@@ -51,56 +21,18 @@ def test_a_missing_library_is_told_when_it_is_asked_for(monkeypatch: pytest.Monk
         get_backend("rot13")
 
 
-def count_calls(evaluator: Evaluator, *names: str) -> Counter[str]:
-    calls: Counter[str] = Counter()
-
-    def counted(name: str) -> Any:
-        method = getattr(evaluator, name)
-
-        def call(*arguments: Any) -> Any:
-            calls[name] += 1
-            return method(*arguments)
-
-        return call
-
-    for name in names:
-        setattr(evaluator, name, counted(name))
-    return calls
+def test_browsers_get_the_arguments_of_seals_constructors(plan: Plan) -> None:
+    assert get_backend("clear").ring(plan.parameters).browser_parameters([1]) is None
+    found = get_backend("seal").ring(plan.parameters).browser_parameters([0, 1, 3])
+    assert found == {
+        "poly_modulus_degree": plan.parameters.ring_degree,
+        "coeff_modulus_bits": [*reversed(plan.parameters.prime_bits[:-1]), plan.parameters.prime_bits[-1]],
+        "input_scale": plan.parameters.input_scale,
+        "galois_elements": {"rotation-0": 2 * plan.parameters.ring_degree - 1, "rotation-1": 3, "rotation-3": 27},
+    }
 
 
-def test_ciphertexts_give_the_models_logits(plan: Plan, spec: ClientSpec, trained: Any, examples: np.ndarray) -> None:
-    key = get_backend(spec.backend).ring(plan.parameters).generate_key()
-    evaluator = evaluator_for(plan.program, key)
-    calls = count_calls(evaluator, "rotate", "conjugate", "multiply", "accumulate")
-    images = examples[: plan.images]
-    encoded = encode_program(plan.program, evaluator)
-    answer = execute(plan.program, encoded, evaluator, key.encrypt(spec.pack(images)))
-    result = spec.result_layout.unpack(key.decrypt(answer))
-    wanted = logits(trained, images)
-    # A rescale rounds to about 2^12 of the scale's units in each slot; the levels after it amplify that.
-    assert np.abs(result - wanted).max() < 64 * 2**12 / plan.parameters.scale
-    assert np.abs(result - wanted).max() < promised(plan.cost)
-    cost = plan.cost
-    assert calls["rotate"] + calls["conjugate"] == cost.rotations
-    assert calls["multiply"] == cost.ciphertext_products
-    assert calls["accumulate"] == cost.plaintext_products
-    assert (answer.level, answer.scale) == (cost.levels, plan.parameters.result_scale)
-
-
-@pytest.mark.parametrize("tiny", [1e-9, 0.0])
-@pytest.mark.parametrize("ordinary", [1.0, 0.0])
-def test_weights_that_round_to_nothing_are_left_out(backend: str, tiny: float, ordinary: float) -> None:
-    """Some of a map's diagonals, or all of them."""
-    image = Input(shape=(4,))
-    weights = ordinary * np.eye(4) + tiny * np.roll(np.eye(4), 1, axis=1)
-    operand = Linear(shape=(4,), map=Matrix(sp.csr_array(weights)), source=image, bias=np.array([1.0, 2.0, 3.0, 0.5]))
-    product = Product(shape=(4,), left=operand, right=operand)
-    output = Linear(shape=(2,), map=Matrix(sp.csr_array([[1.0, 1, 0, 0], [0, tiny, 1, -1]])), source=product)
-    circuit, x = Circuit(image, output), np.array([[0.5, -1.0, 2.0, 1.5]])
-    program = build_program(circuit, 4096, images=1)
-    choose_rotations(program, most_keys=20)
-    chosen = get_backend(backend)
-    parameters = choose_parameters(stages_of(circuit), 2**13, 20.0, chosen.security)
-    np.testing.assert_allclose(run_clear(program, parameters, x)[0], circuit(x), atol=1e-9)
-    key = chosen.ring(parameters).generate_key()
-    np.testing.assert_allclose(run_encrypted(program, key, x), circuit(x), atol=1e-3)
+def test_files_of_another_version_of_seal_are_refused(spec: ClientSpec) -> None:
+    header = {**header_for(spec, "a key"), "file_format": "SEAL 1.0", "library": "tenseal 0.1"}
+    with pytest.raises(PolyNeXtError, match=r"was written by SEAL 1\.0 \(tenseal 0\.1\), and this is "):
+        check_fits(Path("keys"), header, spec)

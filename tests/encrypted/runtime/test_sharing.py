@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,14 +43,14 @@ def shared_answer(server: Server, image: Any, processes: int) -> Any:
 @on_seal
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("held", [True, False])
-def test_the_answer_is_that_of_one_core(
+def test_several_processes_give_the_answer_of_one(
     server: Server, client: Client, examples: np.ndarray, processes: int, held: bool
 ) -> None:
     (image,) = client.encrypt(examples[: client.spec.images])
     wanted = client.secret.decrypt(server.answer(image))
     if not held:
         for step in server.program.steps:
-            step.held = False
+            step.keep_encoded = False
         server = Server(server.program, server.spec, server.evaluator.keys, server.ring)
     result = shared_answer(server, image, processes)
     np.testing.assert_array_equal(client.secret.decrypt(result), wanted)
@@ -60,11 +62,13 @@ def shared(plan: Plan, seconds: dict[str, float], processes: int) -> Shared:
     return Shared(plan.program, encode_program(plan.program, counter), counter, costs, processes)
 
 
-def test_two_cores_are_faster_where_rotations_are_what_takes_long(plan: Plan) -> None:
+def test_two_cores_are_faster_if_rotations_dominate(plan: Plan) -> None:
     seconds = dict.fromkeys(("multiply_plain", "add", "rescale", "drop", "encode"), 1e-4)
-    dear, cheap = ({"rotate": each, "multiply": each, **seconds} for each in (0.1, 1e-4))
-    assert shared(plan, dear, 1).seconds / 2 < shared(plan, dear, 2).seconds < shared(plan, dear, 1).seconds
-    assert shared(plan, dear, 2).best().processes == 2
+    expensive, cheap = ({"rotate": each, "multiply": each, **seconds} for each in (0.1, 1e-4))
+    assert (
+        shared(plan, expensive, 1).seconds / 2 < shared(plan, expensive, 2).seconds < shared(plan, expensive, 1).seconds
+    )
+    assert shared(plan, expensive, 2).best().processes == 2
     assert shared(plan, cheap, 2).best().processes == 1  # to hand ciphertexts on would take longer
 
 
@@ -84,7 +88,7 @@ def refuse() -> None:
         (refuse, ValueError, "not valid for encryption parameters"),
     ],
 )
-def test_what_befalls_another_process_is_told(
+def test_the_failure_of_another_process_is_reported(
     server: Server,
     client: Client,
     examples: np.ndarray,
@@ -107,7 +111,7 @@ def test_what_befalls_another_process_is_told(
 
 
 @on_seal
-def test_a_request_is_answered_by_as_many_processes_as_make_it_fastest(
+def test_a_request_is_answered_by_the_fastest_number_of_processes(
     server: Server, client: Client, examples: np.ndarray
 ) -> None:
     (image,) = client.encrypt(examples[: client.spec.images])
@@ -122,3 +126,36 @@ def test_forks_end_with_the_answer(server: Server, client: Client, examples: np.
     (image,) = client.encrypt(examples[: client.spec.images])
     shared_answer(server, image, 3)
     assert multiprocessing.active_children() == before
+
+
+def test_several_processes_are_refused_without_fork(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_fork(method: str) -> None:
+        raise ValueError(f"cannot find context for {method!r}")
+
+    monkeypatch.setattr(multiprocessing, "get_context", without_fork)
+    with pytest.raises(PolyNeXtError, match="this operating system has no fork: use one process"):
+        shared(plan, {}, 2).run(None, get_backend("clear").ring(plan.parameters))
+
+
+WITHOUT_FORK = """
+import importlib, multiprocessing, os, pkgutil
+get_context = multiprocessing.get_context
+def without_fork(method=None):
+    if method in ("fork", "forkserver"):
+        raise ValueError(f"cannot find context for {method!r}")
+    return get_context(method)
+multiprocessing.get_context = without_fork
+for name in ("fork", "sched_getaffinity"):
+    delattr(os, name)
+import polynext.encrypted
+for module in pkgutil.walk_packages(polynext.encrypted.__path__, "polynext.encrypted."):
+    importlib.import_module(module.name)
+from polynext.encrypted import *
+print("imported")
+"""
+
+
+def test_everything_can_be_imported_without_fork_and_affinity() -> None:
+    """As on Windows and macOS."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_FORK], capture_output=True, text=True)
+    assert done.stdout.strip() == "imported", done.stderr

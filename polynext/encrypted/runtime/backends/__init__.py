@@ -1,4 +1,4 @@
-"""Encryption libraries behind one protocol (`protocol.py`): each is a file here and a line below."""
+"""Encryption libraries behind one interface (`protocol.py`). Each is one file here and one line below."""
 
 import importlib
 from functools import cache
@@ -11,9 +11,9 @@ MODULES = {"seal": "polynext.encrypted.runtime.backends.seal", "clear": "polynex
 
 @cache
 def get_backend(name: str) -> Backend:
-    """A backend by name: `seal` encrypts; `clear` computes the same without any encryption, for tests.
+    """A backend by name: `seal` encrypts; `clear` computes the same without encryption, for tests.
 
-    Only here is its library imported.
+    The encryption library is imported here and nowhere else.
     """
     if name not in MODULES:
         raise PolyNeXtError(f"there is no backend {name!r}: choose one of {', '.join(MODULES)}.")

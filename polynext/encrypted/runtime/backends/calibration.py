@@ -1,7 +1,7 @@
-"""What each operation costs on this machine, measured once and remembered."""
+"""The cost of each operation on this machine, measured once and cached."""
 
+import itertools
 import json
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -9,20 +9,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import nnls
+import platformdirs
 
 from polynext.arrays import Array
 from polynext.encrypted.runtime.backends.protocol import Backend, Ciphertext, Costs, Evaluator
 from polynext.encrypted.runtime.parameters import Parameters
 
-# Of what is measured: a cache of another version is measured again.
+# The version of the measurement. Caches of other versions are ignored.
 VERSION = 2
 
-Task = Callable[[], object]
+Operation = Callable[[], object]
 
 
 def machine_costs(backend: Backend, ring_degree: int) -> Costs:
-    """This machine's costs: from the cache, or measured now (a few seconds) and cached."""
+    """This machine's costs, from the cache or measured now, which takes a few seconds."""
     file = cache_file(backend, ring_degree)
     try:
         return Costs(**json.loads(file.read_text()))
@@ -37,14 +37,12 @@ def machine_costs(backend: Backend, ring_degree: int) -> Costs:
 
 
 def cache_file(backend: Backend, ring_degree: int) -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = f"{backend.name}-{backend.library}-{VERSION}-{platform.machine()}-{platform.node()}-{ring_degree}"
-    return home / "polynext" / f"{name.replace('/', '-').replace(' ', '-')}.json"
+    return platformdirs.user_cache_path("polynext") / f"{name.replace('/', '-').replace(' ', '-')}.json"
 
 
 def calibrate(backend: Backend, ring_degree: int, repeats: int = 7) -> Costs:
-    """Measures every operation at three numbers of primes and fits. It is this process's time that counts, whatever
-    else the machine does."""
+    """Measures the CPU time of every operation at three numbers of primes, and fits polynomials."""
     longest = backend.security.longest_modulus[ring_degree]
     most = min(max(longest // 48 - 1, 1), 12)
     parameters = Parameters(ring_degree, (40,) * (most - 1) + (40, 48), 36, 20, 36, 36)
@@ -55,27 +53,38 @@ def calibrate(backend: Backend, ring_degree: int, repeats: int = 7) -> Costs:
     counts = sorted({most, (most + 2) // 2, min(2, most)})
     measured: dict[str, list[float]] = {}
     for primes in counts:
-        for name, task in tasks_at(evaluator, fresh, values, most - primes).items():
-            measured.setdefault(name, []).append(timed(task, repeats))
+        for name, operation in operations_at(evaluator, fresh, values, most - primes).items():
+            measured.setdefault(name, []).append(timed(operation, repeats))
     seconds = {}
     for name, times in measured.items():
-        at = counts[-len(times) :]
-        power = 2 if name in ("rotate", "multiply") else 1
-        # Weighted so that every point counts by its ratio; costs start at nothing for no primes.
-        terms = (
-            np.stack([np.array(at, dtype=float) ** p for p in range(1, power + 1)], axis=1) / np.array(times)[:, None]
-        )
-        fit, _ = nnls(terms, np.ones(len(at)))
-        seconds[name] = (0.0, *map(float, fit))
+        degree = 2 if name in ("rotate", "multiply") else 1
+        seconds[name] = (0.0, *fit_nonnegative(np.array(counts[-len(times) :], dtype=float), np.array(times), degree))
     return Costs(ring_degree, seconds)
 
 
-def tasks_at(evaluator: Evaluator, fresh: Ciphertext, values: Array, level: int) -> dict[str, Task]:
-    """Every operation once, on ciphertexts of one level."""
+def fit_nonnegative(primes: Array, times: Array, degree: int) -> list[float]:
+    """Nonnegative coefficients of p, p^2, ... that fit the times with the least relative error.
+
+    The best fit has some coefficients zero and is a plain least-squares fit of the others: all subsets are tried.
+    """
+    terms = np.stack([primes**power for power in range(1, degree + 1)], axis=1) / times[:, None]
+    best, least = np.zeros(degree), np.inf
+    for count in range(1, degree + 1):
+        for chosen in map(list, itertools.combinations(range(degree), count)):
+            fit = np.zeros(degree)
+            fit[chosen] = np.linalg.lstsq(terms[:, chosen], np.ones(len(times)), rcond=None)[0]
+            error = float(np.linalg.norm(terms @ fit - 1))
+            if (fit >= 0).all() and error < least:
+                best, least = fit, error
+    return best.tolist()
+
+
+def operations_at(evaluator: Evaluator, fresh: Ciphertext, values: Array, level: int) -> dict[str, Operation]:
+    """Every operation, on ciphertexts of one level."""
     value = evaluator.drop(fresh, level)
     plain = evaluator.encode(values, level, 2.0**20)
     body = evaluator.accumulate(None, value, plain)
-    tasks: dict[str, Task] = {
+    operations: dict[str, Operation] = {
         "encode": lambda: evaluator.encode(values, level, 2.0**20),
         "rotate": lambda: evaluator.rotate(value, 1),
         "multiply": lambda: evaluator.multiply(value, value),
@@ -83,16 +92,16 @@ def tasks_at(evaluator: Evaluator, fresh: Ciphertext, values: Array, level: int)
         "add": lambda: evaluator.add(body, body),
     }
     if evaluator.parameters.primes_at(level) > 1:
-        tasks["rescale"] = lambda: evaluator.rescale(body, 2.0**36)
-        tasks["drop"] = lambda: evaluator.drop(value, level + 1)
-    return tasks
+        operations["rescale"] = lambda: evaluator.rescale(body, 2.0**36)
+        operations["drop"] = lambda: evaluator.drop(value, level + 1)
+    return operations
 
 
-def timed(task: Task, repeats: int) -> float:
-    task()
+def timed(operation: Operation, repeats: int) -> float:
+    operation()
     times = []
     for _ in range(repeats):
         start = time.process_time()
-        task()
+        operation()
         times.append(time.process_time() - start)
-    return min(times)  # what disturbs a measurement only ever adds to it
+    return min(times)  # disturbances only ever add time

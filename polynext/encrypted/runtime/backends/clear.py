@@ -1,6 +1,6 @@
-"""No encryption at all, in the shape of a backend: what the encrypted program should give, for tests.
+"""A backend without encryption, for tests: it computes what the encrypted program should compute.
 
-Its files hold images and answers for everybody to read, and say so in their headers.
+Its files contain images and answers in plain text, and their headers say so.
 """
 
 import json
@@ -29,7 +29,7 @@ from polynext.encrypted.runtime.parameters import Parameters
 
 
 class ClearBackend(Backend):
-    """Keeps to the limits of encryption, so that its plans are those of encryption."""
+    """Has the same limits as an encrypting backend, so that its plans are the same."""
 
     name = "clear"
     library = f"numpy {np.__version__}"
@@ -41,19 +41,19 @@ class ClearBackend(Backend):
         return ClearRing(parameters)
 
     def costs(self, ring_degree: int) -> Costs:
-        """A machine on which everything takes a millisecond for each prime: plans by it are the same everywhere."""
+        """Each operation takes a millisecond per prime, so that plans are the same on every machine."""
         operations = ("rotate", "multiply", "multiply_plain", "add", "rescale", "drop", "encode")
         return Costs(ring_degree, dict.fromkeys(operations, (0.0, 1e-3)))
 
 
 SECRET, RELINEARISATION, CIPHERTEXT = "a clear secret key", "a clear relinearisation key", "a clear ciphertext"
 ROTATION = "a clear key for rotations by {}"
-LONGEST_NUMBER = 28  # characters, with what separates it from the next
+LONGEST_NUMBER = 28  # characters, including the separator
 
 
 @dataclass(frozen=True)
 class ClearPart:
-    """A key or ciphertext in a file: what it is, and its numbers, if it has any."""
+    """A key or ciphertext in a file: its kind, and its numbers if it has any."""
 
     what: str
     numbers: tuple[float, ...] = ()
@@ -74,7 +74,7 @@ class ClearPart:
 
 @dataclass(eq=False)
 class ClearCiphertext(Slots):
-    """Slots for everybody to read."""
+    """A ciphertext that everybody can read."""
 
     def save(self, path: str) -> None:
         assert self.values is not None
@@ -122,7 +122,7 @@ class ClearRing(Ring):
 
 @dataclass(eq=False)
 class ClearKey(SecretKey):
-    """Opens what was never closed."""
+    """A key without a secret."""
 
     ring: ClearRing
 
@@ -142,12 +142,12 @@ class ClearKey(SecretKey):
 
 
 class ClearEvaluator(CountingEvaluator):
-    """Computes on slots exactly, and counts as well."""
+    """Computes exactly on slots, and counts."""
 
     needs_values = True
 
-    def slots(self, level: int, scale: float, values: Array | None) -> ClearCiphertext:
-        return ClearCiphertext(level, scale, values, self)
+    def ciphertext(self, level: int, scale: float, values: Array | None) -> ClearCiphertext:
+        return ClearCiphertext(level, scale, values)
 
     def sum(self, left: Any, right: Any) -> Array:
         return left + right

@@ -1,9 +1,11 @@
-"""What polynext needs of an encryption library.
+"""The interface of an encryption library.
 
-A `Backend` says what is safe and what operations cost. With parameters it becomes a `Ring`, which makes keys and reads
-keys and ciphertexts from files. A `SecretKey` encrypts and decrypts; an `Evaluator` computes, with keys that cannot
-decrypt. `Ciphertext` and `Plaintext` are whatever a backend makes them: each ciphertext has a `level` (how many primes
-are gone), a `scale` (what its numbers are multiples of), and is `Savable`.
+Arithmetic: a `Backend` defines what is secure and what operations cost. With parameters it becomes a `Ring`, which
+makes keys and loads keys and ciphertexts. A `SecretKey` encrypts and decrypts; an `Evaluator` computes, with keys that
+cannot decrypt. `Ciphertext` and `Plaintext` are types of the backend. Each ciphertext has a `level` (the number of
+dropped primes) and a `scale` (the factor of its encoded numbers), and is `Savable`.
+
+Uploads: `UploadHandling` is the part of a ring that a service needs to exchange files with untrusted clients.
 """
 
 from abc import ABC, abstractmethod
@@ -20,20 +22,19 @@ from polynext.errors import PolyNeXtError
 Ciphertext = Any
 Plaintext = Any
 
+# Conjugation needs a key like a rotation. It has the number 0 among the rotation steps, which no rotation has.
+CONJUGATION = 0
+
 
 class Savable(Protocol):
-    """A key or ciphertext, which writes itself to a file."""
+    """A key or ciphertext that can be written to a file."""
 
     def save(self, path: str) -> None: ...
 
 
-# Conjugation takes a key like a rotation, and stands among their steps as the one that no rotation has.
-CONJUGATION = 0
-
-
 @dataclass(frozen=True)
 class Security:
-    """What a backend allows: the longest modulus in bits for each of its ring degrees, and the lengths of primes."""
+    """The longest modulus in bits at each ring degree of a backend, and the lengths of its primes."""
 
     bits: int
     longest_modulus: Mapping[int, int]
@@ -41,7 +42,7 @@ class Security:
     shortest_prime: int
 
 
-# With a ternary secret, by the HomomorphicEncryption.org standard's table.
+# For a ternary secret, from the table of the HomomorphicEncryption.org standard.
 STANDARD_SECURITY = Security(
     bits=128, longest_modulus={2**13: 218, 2**14: 438, 2**15: 881}, longest_prime=60, shortest_prime=24
 )
@@ -49,10 +50,9 @@ STANDARD_SECURITY = Security(
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each operation at one ring degree as a polynomial of the number of primes, lowest power first.
+    """Seconds of each operation at one ring degree, as a polynomial of the number of primes, lowest power first.
 
-    Switching keys, which rotations and products need, takes the square of the number of primes; the others grow with
-    their number.
+    Key switching, in rotations and products, is quadratic in the number of primes; other operations are linear.
     """
 
     ring_degree: int
@@ -66,8 +66,8 @@ class Costs:
 
 
 class Backend(ABC):
-    """An encryption library. `library` is its name and version, as files record them, and `file_format` which files it
-    reads: those that say the same."""
+    """An encryption library. `library` is its name and version, which files record. It reads files whose `file_format`
+    is its own."""
 
     name: str
     library: str
@@ -84,8 +84,8 @@ class Backend(ABC):
 
 @dataclass(eq=False)
 class EvaluationKeys:
-    """What computing takes: a key for products, and one for each rotation, apart, because loading a file of keys can
-    take several times its size in memory."""
+    """The keys for computing: one for products and one for each rotation. They are separate, because loading a file of
+    many keys can take several times its size in memory."""
 
     relinearisation: Savable
     rotations: Mapping[int, Savable]
@@ -93,7 +93,7 @@ class EvaluationKeys:
 
 @dataclass(frozen=True)
 class Part:
-    """What a client sends in one piece: the key for products, that for rotations by `step`, or a fresh ciphertext."""
+    """One upload of a client: the relinearisation key, the key for rotations by `step`, or a fresh ciphertext."""
 
     kind: Literal["relinearisation", "rotation", "ciphertext"]
     step: int = 0
@@ -104,14 +104,40 @@ class Part:
 
     @classmethod
     def keys(cls, rotations: Iterable[int]) -> "list[Part]":
-        """All that evaluation keys consist of."""
+        """The parts of evaluation keys."""
         return [cls("relinearisation"), *(cls("rotation", step) for step in rotations)]
 
 
-class Ring(ABC):
-    """A backend with its parameters, which have the backend's own primes.
+class UploadHandling(ABC):
+    """How a service exchanges files with untrusted clients, which may have another version of the library.
 
-    What it loads may come from strangers: a file that is not what it should be is refused with a sentence.
+    A file in a `dialect` is a file as that version writes it.
+    """
+
+    @abstractmethod
+    def most_bytes(self, part: Part) -> int:
+        """The largest possible size of a part."""
+
+    @abstractmethod
+    def receive(self, source: Path, target: Path, part: Part) -> str:
+        """Rewrites a client's part into a file that this ring loads, and returns its dialect.
+
+        Refuses a file that is not this part, as far as this can be checked without loading it.
+        """
+
+    @abstractmethod
+    def deliver(self, source: Path, target: Path, dialect: str) -> None:
+        """Rewrites a result for a client of this dialect."""
+
+    def browser_parameters(self, rotations: Iterable[int]) -> dict[str, Any] | None:
+        """What a browser needs to create the same ring and these rotation keys; None if no browser library can."""
+        return None
+
+
+class Ring(UploadHandling):
+    """A backend with parameters, which contain the backend's own primes.
+
+    Files that it loads may come from untrusted clients: an invalid file is refused with a PolyNeXtError.
     """
 
     parameters: Parameters
@@ -127,27 +153,14 @@ class Ring(ABC):
 
     @abstractmethod
     def load_ciphertext(self, path: Path, level: int, scale: float) -> Ciphertext:
-        """Refuses one of another level, size or scale, and one that is not encrypted though it should be."""
-
-    @abstractmethod
-    def most_bytes(self, part: Part) -> int:
-        """The longest that a part can be."""
-
-    @abstractmethod
-    def receive(self, source: Path, target: Path, part: Part) -> str:
-        """A stranger's part into a file that this ring loads, if it is that part, as far as can be told without
-        loading it. Returns the dialect it was in: clients may have another version of the library."""
-
-    @abstractmethod
-    def deliver(self, source: Path, target: Path, dialect: str) -> None:
-        """A result that was saved here into a file for a client who speaks this dialect."""
+        """Refuses a ciphertext of another level, size or scale, and one that is not encrypted."""
 
     @abstractmethod
     def evaluator(self, keys: EvaluationKeys) -> "Evaluator": ...
 
 
 class SecretKey(ABC):
-    """What stays with the client."""
+    """The client's key. It never leaves the client."""
 
     ring: Ring
 
@@ -156,10 +169,10 @@ class SecretKey(ABC):
 
     @abstractmethod
     def evaluation_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
-        """What the server needs to compute, and cannot decrypt with."""
+        """The keys that the server computes with. They cannot decrypt."""
 
     def sendable_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
-        """The same, to be saved only: a library may write them shorter than those it computes with."""
+        """The same keys for saving only: a library may write them shorter than those that it computes with."""
         return self.evaluation_keys(rotations)
 
     @abstractmethod
@@ -171,14 +184,14 @@ class SecretKey(ABC):
 
 
 class Evaluator(ABC):
-    """Arithmetic on ciphertexts. Nothing is changed in place, except by `accumulate`."""
+    """Arithmetic on ciphertexts. Operands are not changed, except by `accumulate`."""
 
     parameters: Parameters
-    needs_values = True  # False for one that only counts
+    needs_values = True  # False if it only counts
 
     @abstractmethod
     def encode(self, values: Array | None, level: int, scale: float) -> Plaintext | None:
-        """The values as a plaintext; None if they are so small that all of them round to zero at this scale."""
+        """The values as a plaintext; None if all of them round to zero at this scale."""
 
     @abstractmethod
     def add(self, left: Ciphertext, right: Ciphertext) -> Ciphertext: ...
@@ -208,25 +221,30 @@ class Evaluator(ABC):
 
     @abstractmethod
     def rescale(self, value: Ciphertext, scale: float) -> Ciphertext:
-        """Divides by the level's prime, which brings the scale to about `scale`, and drops it."""
+        """Divides by the level's prime and drops it, which brings the scale to about `scale`."""
 
-    def settle(self, value: Ciphertext, once: Plaintext, scale: float) -> Ciphertext:
-        """The value at another scale, and without its level's prime; `once` is 1 at the scale that does it."""
-        return self.rescale(self.accumulate(None, value, once), scale)
+    def rescale_to(self, value: Ciphertext, one: Plaintext, scale: float) -> Ciphertext:
+        """Multiplies by `one`, a plaintext of ones, and rescales, which brings the scale to about `scale`."""
+        product = self.accumulate(None, value, one)
+        result = self.rescale(product, scale)
+        self.release(product)
+        return result
 
     @abstractmethod
     def drop(self, value: Ciphertext, level: int) -> Ciphertext:
-        """The value with its primes dropped down to a level."""
+        """Drops primes down to a level, without rescaling."""
+
+    def release(self, value: Ciphertext) -> None:
+        """Called when a ciphertext is not needed any more. Python frees it; only counting needs to know."""
+        return
 
 
 def unusable(path: Path, what: str, reason: object) -> PolyNeXtError:
-    return PolyNeXtError(
-        f"{path.name} is not {what} for these parameters ({reason}): make it again with the keys at hand."
-    )
+    return PolyNeXtError(f"{path.name} is not {what} for these parameters ({reason}): make it again with these keys.")
 
 
 def unexpected_ciphertext(path: Path) -> PolyNeXtError:
     return PolyNeXtError(
-        f"{path.name} is a ciphertext of another level, size or scale than this offer's, or not encrypted: "
-        "make it again with the same offer and version of polynext on both sides."
+        f"{path.name} is not an encrypted ciphertext of the expected level, size and scale: make it again with the "
+        "same client spec and version of polynext on both sides."
     )

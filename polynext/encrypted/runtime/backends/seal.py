@@ -1,4 +1,4 @@
-"""CKKS by Microsoft SEAL, through the `tenseal` wheel's `sealapi`. Nothing else imports it."""
+"""CKKS by Microsoft SEAL, through `sealapi` of the `tenseal` wheel. No other module imports it."""
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,21 +31,26 @@ from polynext.encrypted.runtime.parameters import Parameters
 from polynext.errors import PolyNeXtError
 
 
-def seal_version() -> str:
-    """SEAL's own version, which it writes into the header of all it saves, and refuses files of another by."""
+@cache
+def own_version() -> seal_files.Version:
+    """The version of SEAL inside the wheel, read from the header of a file that it writes."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plaintext"
-        seal.Plaintext("1").save(str(path))
-        _, _, _, major, minor = path.read_bytes()[:5]
-    return f"SEAL {major}.{minor}"
+        path = Path(folder) / "parameters"
+        seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS).save(str(path))
+        return seal_files.version_of(path)
+
+
+def dialect_of(version: seal_files.Version) -> str:
+    """The name of a version's file format. SEAL refuses files of other versions."""
+    return f"SEAL {version[0]}.{version[1]}"
 
 
 class SealBackend(Backend):
-    """128 bits of security, which SEAL enforces itself."""
+    """128-bit security, which SEAL enforces."""
 
     name = "seal"
     library = f"tenseal {version('tenseal')}"
-    file_format = seal_version()
+    file_format = dialect_of(own_version())
     encrypts = True
     security = STANDARD_SECURITY
 
@@ -77,8 +82,8 @@ class SealRing(Ring):
         self.context = seal.SEALContext(chosen, True, seal.SEC_LEVEL_TYPE.TC128)
         if not self.context.parameters_set():
             raise PolyNeXtError(
-                f"SEAL refuses ring degree {parameters.ring_degree} with a modulus of {sum(bits)} bits, which are not "
-                "128 bits of security: take a larger ring degree or a shallower network."
+                f"SEAL refuses ring degree {parameters.ring_degree} with a modulus of {sum(bits)} bits, which has less "
+                "than 128 bits of security: take a larger ring degree or a shallower network."
             )
         self.levels: list[Any] = []
         primes: list[int] = []
@@ -96,7 +101,7 @@ class SealRing(Ring):
         return plain
 
     def load(self, empty: Any, what: str, path: Path) -> Any:
-        """A key or ciphertext from a file; SEAL checks it against the context, whatever its level."""
+        """Loads a key or ciphertext from a file. SEAL checks it against the context."""
         try:
             empty.load(self.context, str(path))
         except (RuntimeError, ValueError) as error:
@@ -120,7 +125,7 @@ class SealRing(Ring):
         return SealCiphertext(body, level, scale)
 
     def expected(self, part: Part) -> seal_files.Ciphertext | seal_files.SwitchingKeys:
-        """What a part's file must be."""
+        """The expected content of a part's file."""
         parameters, degree = self.parameters, self.parameters.ring_degree
         if part.kind == "ciphertext":
             return self.expected_ciphertext(0, parameters.input_scale)
@@ -136,15 +141,14 @@ class SealRing(Ring):
         return seal_files.Ciphertext(identity, self.parameters.ring_degree, self.parameters.primes_at(level), scale)
 
     def most_bytes(self, part: Part) -> int:
-        whole = self.expected(part).most_bytes
-        return whole + whole // 256 + 1024  # what does not compress gets longer by that much at the most
+        plain = self.expected(part).most_bytes
+        return plain + plain // 256 + 1024  # compression lengthens incompressible data by at most this much
 
     def receive(self, source: Path, target: Path, part: Part) -> str:
         try:
-            major, minor = seal_files.rewrite(source, target, self.expected(part), own_version())
+            return dialect_of(seal_files.rewrite(source, target, self.expected(part), own_version()))
         except seal_files.NotThisError as error:
             raise unusable(source, f"a {part.kind}{' key' * (part.kind != 'ciphertext')}", error) from error
-        return f"SEAL {major}.{minor}"
 
     def deliver(self, source: Path, target: Path, dialect: str) -> None:
         major, _, minor = dialect.removeprefix("SEAL ").partition(".")
@@ -153,6 +157,17 @@ class SealRing(Ring):
 
     def evaluator(self, keys: EvaluationKeys) -> "SealEvaluator":
         return SealEvaluator(self, keys)
+
+    def browser_parameters(self, rotations: Iterable[int]) -> dict[str, Any]:
+        """The arguments of SEAL's own constructors, for `node-seal`."""
+        parameters = self.parameters
+        parts = [part for part in Part.keys(rotations) if part.kind == "rotation"]
+        return {
+            "poly_modulus_degree": parameters.ring_degree,
+            "coeff_modulus_bits": in_seal_order(parameters.prime_bits),
+            "input_scale": parameters.input_scale,
+            "galois_elements": {part.name: galois_element(part.step, parameters) for part in parts},
+        }
 
 
 @dataclass(eq=False)
@@ -174,7 +189,7 @@ class SealKey(SecretKey):
         return EvaluationKeys(relinearisation, made)
 
     def sendable_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
-        """Half of each is random: SEAL saves the seed of that half, if it was never asked for the keys themselves."""
+        """Half of each key is random. SEAL saves the seed of that half, if the key was created for saving."""
         generator = seal.KeyGenerator(self.ring.context, self.secret)
         made = {s: generator.create_galois_keys([galois_element(s, self.ring.parameters)]) for s in rotations}
         return EvaluationKeys(generator.create_relin_keys(), made)
@@ -192,22 +207,13 @@ class SealKey(SecretKey):
         return np.array(self.ring.encoder.decode_double(plain))
 
 
-@cache
-def own_version() -> seal_files.Version:
-    """Of the SEAL inside the wheel, which tells it only in what it writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "parameters"
-        seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS).save(str(path))
-        return seal_files.version_of(path)
-
-
 def in_seal_order(bits: Sequence[int]) -> list[int]:
-    """The lengths of the primes as SEAL wants them: the first one is the last to be dropped."""
+    """The lengths of the primes in SEAL's order: the first one is dropped last."""
     return [bits[-2], *bits[-3::-1], bits[-1]]
 
 
 def galois_element(steps: int, parameters: Parameters) -> int:
-    """SEAL's name for a rotation, or for conjugation."""
+    """The Galois element of a rotation, or of conjugation."""
     if steps == CONJUGATION:
         return 2 * parameters.ring_degree - 1
     return pow(3, steps % parameters.slots, 2 * parameters.ring_degree)
@@ -249,7 +255,7 @@ class SealEvaluator(Evaluator):
             self.evaluator.multiply_plain(factor.body, plain, body)
             return SealCiphertext(body, factor.level, body.scale)
         self.evaluator.multiply_plain(factor.body, plain, self.scratch)
-        self.scratch.scale = total.body.scale  # they differ by rounding, which SEAL takes for a mistake
+        self.scratch.scale = total.body.scale  # SEAL refuses scales that differ by rounding
         self.evaluator.add_inplace(total.body, self.scratch)
         return total
 

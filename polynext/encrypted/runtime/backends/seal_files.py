@@ -1,10 +1,9 @@
-"""SEAL's files without SEAL: what one says of itself, checked before anything is loaded, and the same content under
-another version.
+"""SEAL's file format: checks a file before SEAL loads it, and rewrites it for another version of SEAL.
 
-A SEAL object is 16 bytes of header (magic, their number, version, compression, length of the whole) and a body. Bodies
-hold objects again, which are not compressed a second time. Versions 4.x differ in nothing but the numbers in these
-headers, and yet refuse each other's files; a browser's SEAL and Python's are rarely of one version. Strangers' files
-are unpacked into no more bytes than such a file has, and followed from header to header.
+A SEAL object is a header of 16 bytes (magic, header size, version, compression, total length) and a body. A body can
+contain objects again, which are not compressed a second time. Versions 4.x write the same bodies but refuse each
+other's headers, and the SEAL of a browser rarely has the version of Python's. Files of untrusted clients are
+decompressed into no more bytes than such a file has, and checked header by header.
 """
 
 import os
@@ -20,7 +19,7 @@ MAGIC, MAJOR = 0xA15E, 4
 PLAIN, ZLIB, ZSTD = range(3)
 CHUNK = 2**20
 
-# What a ciphertext says before its polynomials: parameters, NTT form, polynomials, degree, primes, scale, correction.
+# A ciphertext before its polynomials: parameters, NTT form, polynomials, degree, primes, scale, correction.
 CIPHERTEXT = struct.Struct("<32s?QQQdQ")
 COUNT = struct.Struct("<Q")
 SEED_BYTES = HEADER.size + 65
@@ -29,12 +28,12 @@ Version = tuple[int, int]
 
 
 class NotThisError(ValueError):
-    """A file that is not what it should be; the reason continues a sentence."""
+    """A file without the expected content. The message is a reason in parentheses of another message."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The first bytes of an object."""
+    """The header of an object."""
 
     version: Version
     compression: int
@@ -47,9 +46,9 @@ class Header:
             raise NotThisError("it is cut short")
         magic, size, major, minor, compression, _, length = HEADER.unpack(data)
         if (magic, size) != (MAGIC, HEADER.size):
-            raise NotThisError("it is no file of SEAL's")
+            raise NotThisError("it is not a SEAL file")
         if major != MAJOR:
-            raise NotThisError(f"it is of SEAL {major}.{minor}, and SEAL {MAJOR} is read here")
+            raise NotThisError(f"it was written by SEAL {major}.{minor}, and this program reads SEAL {MAJOR}")
         return cls((major, minor), compression, length)
 
     def pack(self) -> bytes:
@@ -58,9 +57,9 @@ class Header:
 
 @dataclass(frozen=True)
 class Ciphertext:
-    """What a ciphertext must be: its parameters' id, degree and number of primes, of two polynomials, and its scale."""
+    """The expected content of a ciphertext of two polynomials."""
 
-    parameters: bytes
+    parameters: bytes  # their id
     degree: int
     primes: int
     scale: float
@@ -70,7 +69,7 @@ class Ciphertext:
         return 2 * HEADER.size + CIPHERTEXT.size + COUNT.size + 2 * self.primes * self.degree * 8
 
     def versions(self, file: BinaryIO) -> Iterator[int]:
-        """Where the headers within are, if this is such a ciphertext; leaves the file at its end."""
+        """The positions of the headers inside, if this is such a ciphertext. Leaves the file at its end."""
         parameters, ntt, polynomials, degree, primes, scale, _ = CIPHERTEXT.unpack(exactly(file, CIPHERTEXT.size))
         if parameters != self.parameters:
             raise NotThisError("it was made for other parameters")
@@ -78,10 +77,10 @@ class Ciphertext:
             raise NotThisError("it has another level, size or scale")
         yield file.tell()
         header = Header.read(file)
-        count = self.primes * self.degree  # of one polynomial; the other one is there too, or its seed
+        count = self.primes * self.degree  # of one polynomial; then comes the other one, or its seed
         (numbers,) = COUNT.unpack(exactly(file, COUNT.size))
         if numbers not in (count, 2 * count) or header.length != HEADER.size + COUNT.size + 8 * numbers:
-            raise NotThisError("it has another length than it says")
+            raise NotThisError("its length is not the one in its header")
         skip(file, 8 * numbers)
         if numbers == count:
             yield file.tell()
@@ -92,7 +91,7 @@ class Ciphertext:
 
 @dataclass(frozen=True)
 class SwitchingKeys:
-    """What keys for products or for one rotation must be: key `at` of `keys`, and none of the others."""
+    """The expected content of a relinearisation or rotation key: key `at` of `keys`, and no others."""
 
     part: Ciphertext
     digits: int
@@ -119,11 +118,11 @@ class SwitchingKeys:
 
 
 def rewrite(source: Path, target: Path, wanted: Ciphertext | SwitchingKeys, version: Version) -> Version:
-    """Writes an object uncompressed and in a version of SEAL, if it is what is wanted; returns the version it had."""
+    """Checks an object and writes it uncompressed for a version of SEAL. Returns the version that it had."""
     with source.open("rb") as packed, target.open("w+b") as file:
         header = Header.read(packed)
         if header.length != os.fstat(packed.fileno()).st_size:
-            raise NotThisError("it is longer or shorter than it says")
+            raise NotThisError("it is longer or shorter than its header says")
         for piece in inflated(packed, header.compression, wanted.most_bytes - HEADER.size):
             if file.tell() == 0:
                 file.write(bytes(HEADER.size))
@@ -133,19 +132,19 @@ def rewrite(source: Path, target: Path, wanted: Ciphertext | SwitchingKeys, vers
         file.write(Header(version, PLAIN, length).pack())
         places = list(wanted.versions(file))
         if file.tell() != length:
-            raise NotThisError("it is cut short" if file.tell() > length else "there is something behind it")
+            raise NotThisError("it is cut short" if file.tell() > length else "it is followed by other data")
         for place in places:
             file.seek(place)
             within = Header.read(file)
             if within.compression != PLAIN:
-                raise NotThisError("it is compressed within")
+                raise NotThisError("an object inside is compressed")
             file.seek(place)
             file.write(Header(version, PLAIN, within.length).pack())
     return header.version
 
 
 def inflated(file: BinaryIO, compression: int, most: int) -> Iterator[bytes]:
-    """The body in pieces, if it has no more bytes than `most`."""
+    """The decompressed body in pieces. Refuses a body of more than `most` bytes."""
     if compression not in (PLAIN, ZLIB, ZSTD):
         raise NotThisError(f"its compression {compression} is unknown")
     total = 0
@@ -174,7 +173,7 @@ def unpack_zstd(file: BinaryIO) -> Iterator[bytes]:
     from zstandard import ZstdDecompressor, ZstdError
 
     try:
-        # SEAL writes frames with windows of a megabyte and less; a frame may ask for no more memory than this.
+        # SEAL writes windows of at most a megabyte. This limits the memory that a frame can request.
         with ZstdDecompressor(max_window_size=2**24).stream_reader(file, read_across_frames=True) as reader:
             while piece := reader.read(CHUNK):
                 yield piece
@@ -200,5 +199,5 @@ def version_of(path: Path) -> Version:
 
 
 def parameters_id(numbers: Sequence[int]) -> bytes:
-    """The name of parameters, as files have it."""
+    """The id of parameters as in files."""
     return struct.pack("<4Q", *numbers)

@@ -1,0 +1,49 @@
+"""Configs as YAML."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter
+
+from polynext.config.training import TrainConfig
+from polynext.errors import PolyNeXtError
+from polynext.schema import AnyConfig, Config, validate
+
+
+def to_yaml(config: Config) -> str:
+    """A config as text that `from_yaml` reads."""
+    return yaml.safe_dump(TypeAdapter(type(config)).dump_python(config, mode="json"), sort_keys=False)
+
+
+def from_yaml(text: str, source: str = "the configuration", kind: type[AnyConfig] = TrainConfig) -> AnyConfig:  # type: ignore[assignment]
+    """The config that `to_yaml` wrote, of this version or an earlier one.
+
+    Args:
+        text: the YAML; missing fields get their defaults, and an unknown field is an error.
+        source: the file's name, for error messages.
+        kind: the class of the config.
+    """
+    try:
+        values = yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise PolyNeXtError(f"{source} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise PolyNeXtError(f"{source} has no fields: give a config.yaml that a run wrote.")
+    return validate(kind, kind.upgrade(values), source)
+
+
+def read_config(path: Path, kind: type[AnyConfig]) -> AnyConfig:
+    """The config in a YAML file that a run wrote."""
+    if not path.is_file():
+        raise PolyNeXtError(f"there is no file {path}: give a config.yaml that a run wrote, or its folder to --resume.")
+    return from_yaml(path.read_text(), str(path), kind)
+
+
+class Loader(yaml.SafeLoader):
+    """Reads 1e-3 as a number, as YAML 1.2 does."""
+
+
+FLOAT: Any = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123456789"))

@@ -1,0 +1,52 @@
+"""From a trained network to a server's folder."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polynext.circuit import lower
+from polynext.encrypted import ClientSpec, Limits, make_plan
+from polynext.encrypted.compiler.prepare import client_spec_for, plan_run, save_samples
+from polynext.errors import PolyNeXtError
+from polynext.preprocessing import Preprocessing
+from tests.circuit.conftest import patch_network
+from tests.encrypted.conftest import SAME_EVERYWHERE, logits, run_clear
+
+
+@pytest.mark.parametrize("kernel", [2, 3])
+def test_clients_pack_images_in_patches(kernel: int) -> None:
+    """The client spec says where each pixel goes, several slots if patches overlap. Patches need few diagonals."""
+    patches = patch_network(kernel)
+    lowered = lower(patches)
+    images = np.random.default_rng(0).normal(size=(8, 3, 8, 8))
+    limits = Limits(memory=4 * 2**30, keys=2**30, error=0.1, flips=1.0)
+    plan = make_plan(lowered, images, limits=limits, backend="clear", costs=SAME_EVERYWHERE)
+    spec = ClientSpec.from_json(client_spec_for(plan, Preprocessing(size=8, resize=8), ("a", "b", "c")).to_json())
+    assert spec.image_shape == (3, 8, 8)
+    layout = spec.image_layout
+    np.testing.assert_array_equal(layout.unpack(spec.pack(images[:1])), images[:1].reshape(1, -1))
+    result, counted = run_clear(plan.program, plan.parameters, images[:1])
+    np.testing.assert_allclose(result, logits(patches, images[:1]), atol=1e-9)
+    assert counted.total("multiply_plain") == plan.cost.plaintext_products
+    # The map of the image has one diagonal per distance between channels, not one per distance between pixels.
+    assert len(plan.program.steps[0].combinations[0].terms[0].offsets) <= 9 * 16
+
+
+def test_planning_needs_the_training_data() -> None:
+    run: Any = SimpleNamespace(name="weights.pt", config=None)
+    with pytest.raises(PolyNeXtError, match=r"weights\.pt does not record its training data.*give the folder"):
+        plan_run(run)
+    with pytest.raises(PolyNeXtError, match="`images` is 0: give at least 1"):
+        plan_run(run, images=0)
+
+
+def test_samples_are_named_by_number_and_class(tmp_path: Path) -> None:
+    images = np.zeros((2, 4, 4, 3), np.uint8)
+    run: Any = SimpleNamespace(class_names=["a cat", "dog/hound"], images=lambda split, count: (None, [1, 0], images))
+    save_samples(run, tmp_path / "samples", 0)
+    assert not (tmp_path / "samples").exists()
+    save_samples(run, tmp_path / "samples", 2)
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["01-dog-hound.png", "02-a-cat.png"]

@@ -1,0 +1,41 @@
+"""Shipped networks: their weights exist, and they are prepared once."""
+
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import pytest
+
+from polynext.encrypted.compiler import prepare as prepare_module
+from polynext.encrypted.compiler import shipped
+from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, shipped_server
+from polynext.errors import PolyNeXtError
+
+
+def test_shipped_weights_are_in_the_package() -> None:
+    assert all(network.weights.is_file() for network in (DIGITS, CIFAR10))
+
+
+def test_a_network_is_prepared_only_if_the_cache_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = []
+
+    def prepare(run: Any, folder: Path, **options: Any) -> None:
+        prepared.append(options["limits"])
+        folder.mkdir()
+        (folder / "program.npz").touch()
+
+    def load_server(folder: Path, spec: Any) -> None:
+        if not (folder / "program.npz").is_file():
+            raise PolyNeXtError("there is no program")
+
+    monkeypatch.setattr(prepare_module, "prepare", prepare)
+    monkeypatch.setattr(shipped, "load_server", load_server)
+    monkeypatch.setattr(shipped, "load_client_spec", lambda folder: None)
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(shipped.ShippedNetwork, "load", lambda self: None)
+    first, second = shipped_server(), shipped_server()
+    assert first == second and first.name == "digits" and prepared == [DIGITS.limits]
+    (first / "program.npz").unlink()  # as if it were damaged
+    assert shipped_server() == first and len(prepared) == 2
