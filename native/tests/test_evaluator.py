@@ -54,7 +54,13 @@ def test_encoding_is_the_transform(instruction_set: str, degree: int) -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32), choice=st.sampled_from(SETS), primes=st.integers(1, 3), terms=st.integers(1, 40), data=st.data())
+@given(
+    seed=st.integers(0, 2**32),
+    choice=st.sampled_from(SETS),
+    primes=st.integers(1, 3),
+    terms=st.integers(1, 40),
+    data=st.data(),
+)
 def test_sums_of_products(seed: int, choice: str, primes: int, terms: int, data: st.DataObject) -> None:
     bits = data.draw(st.sampled_from(lengths(choice)))
     rng = random.Random(seed)
@@ -121,7 +127,7 @@ class Secret:
         return [transform(np.array([c % q for c in coefficients], dtype=object), q) for q in self.primes]
 
     def switching_key(self, other: list[np.ndarray]) -> list[np.ndarray]:
-        """A key from another secret: digit g encrypts P times it modulo the primes of the digit, 0 modulo the others."""
+        """A key from another secret: a digit encrypts P times it modulo its own primes, and 0 modulo the others."""
         size, product = len(self.special), int(np.prod(np.array(self.special, dtype=object)))
         digits = []
         for start in range(0, len(self.data), size):
@@ -144,7 +150,10 @@ class Secret:
         product = int(np.prod(np.array(primes, dtype=object)))
         found = []
         for words in zip(*rows, strict=True):
-            x = sum(int(w) * (product // q) * pow(product // q, -1, q) for w, q in zip(words, primes, strict=True)) % product
+            x = (
+                sum(int(w) * (product // q) * pow(product // q, -1, q) for w, q in zip(words, primes, strict=True))
+                % product
+            )
             found.append(x - product if x > product // 2 else x)
         return found
 
@@ -169,7 +178,7 @@ def rotated(coefficients: list[int], element: int) -> list[int]:
 @pytest.mark.parametrize("special", [1, 2, 3, 5])
 @pytest.mark.parametrize("bits", [36, 60])
 def test_rotations_and_products(instruction_set: str, special: int, bits: int) -> None:
-    """With keys without noise, what is left is rounding: a rotation is off by less than the length of the secret key, at
+    """With keys without noise only rounding remains: a rotation is off by less than the length of the secret key, at
     every level, and the same whether rotations share work or not."""
     if bits > LONGEST.get(instruction_set, 60) or (instruction_set != SETS[0] and special in (2, 5)):
         pytest.skip("covered by others")
@@ -178,9 +187,7 @@ def test_rotations_and_products(instruction_set: str, special: int, bits: int) -
     secret = Secret(data, extra, rng)
     e = evaluator(instruction_set, data, extra, threads=2)
     elements = [3, 2 * DEGREE - 1]
-    keys = [
-        e.load_key(element, secret.switching_key(secret.at(rotated(secret.key, element)))) for element in elements
-    ]
+    keys = [e.load_key(element, secret.switching_key(secret.at(rotated(secret.key, element)))) for element in elements]
     squared = [v * v % q for v, q in zip(secret.values, secret.primes, strict=True)]
     relinearisation = e.load_key(1, secret.switching_key(squared))
     message = [rng.randrange(-(2**20), 2**20) for _ in range(DEGREE)]
@@ -237,8 +244,13 @@ def test_arrays_of_another_shape_or_range_are_refused() -> None:
     data, special = ring(30, 2)
     e = native.evaluator(DEGREE, data, special)
     good = np.zeros((2, 2, DEGREE), np.uint64)
-    for bad in (good[:1], good[:, :, :5].copy(), np.zeros((2, 3, DEGREE), np.uint64), np.zeros((2, 0, DEGREE), np.uint64)):
-        with pytest.raises(ValueError, match="shape|primes"):
+    for bad in (
+        good[:1],
+        good[:, :, :5].copy(),
+        np.zeros((2, 3, DEGREE), np.uint64),
+        np.zeros((2, 0, DEGREE), np.uint64),
+    ):
+        with pytest.raises(ValueError, match=r"shape|primes"):
             e.load(bad)
     large = good.copy()
     large[1, 0, 7] = data[0]

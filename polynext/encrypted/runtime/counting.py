@@ -102,7 +102,8 @@ class CountingEvaluator(Evaluator):
         product = self.slots(factor.level, factor.scale * plain.scale, self.product(factor.values, plain.values))
         if total is None:
             return product
-        result = self.add(total, product)
+        check_agreement(total, product)  # the addition is part of the product's cost
+        result = self.slots(total.level, total.scale, self.sum(total.values, product.values))
         self.release(product)
         return result
 

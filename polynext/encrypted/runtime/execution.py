@@ -219,11 +219,12 @@ def evaluate_combination(
     """
     combination, step = encoded.combination, encoded.step
     sums = Variables(evaluator)  # by giant step
-    for giant, parent, by in [*reversed(encoded.giants), (0, None, 0)]:
-        for source, baby, plain in encoded.diagonals(giant):
-            sums["total"] = evaluator.accumulate(sums.get("total"), values[source][baby], plain)
-        if "total" in sums:
-            sums.add(giant, sums["total"])
+    giants = [*reversed(encoded.giants), (0, None, 0)]
+    terms = (((values[source][baby], plain) for source, baby, plain in encoded.diagonals(g)) for g, _, _ in giants)
+    for (giant, parent, by), total in zip(giants, evaluator.sums(terms), strict=True):
+        if total is not None:
+            sums["total"] = total
+            sums.add(giant, total)
         if parent is not None and giant in sums:
             sums["rotated"] = evaluator.rotate(sums[giant], by)
             del sums[giant]

@@ -191,7 +191,6 @@ class SharingEvaluator(Evaluator):
                 seconds,
                 lambda f: self.evaluator.accumulate(None, f, self.encoded(plain)),
             )
-        seconds += self.takes("add", factor.level)
         return self.operation(
             (total, factor),
             factor.level,

@@ -16,14 +16,18 @@ from polynext.encrypted.runtime.backends.protocol import Backend, Ciphertext, Co
 from polynext.encrypted.runtime.parameters import Parameters
 
 # The version of the measurement. Caches of other versions are ignored.
-VERSION = 2
+VERSION = 3
+
+# Products with plaintexts are measured in sums of so many, as programs use them.
+SUMMED_PRODUCTS = 8
 
 Operation = Callable[[], object]
 
 
-def machine_costs(backend: Backend, ring_degree: int) -> Costs:
-    """This machine's costs, from the cache or measured now, which takes a few seconds."""
-    file = cache_file(backend, ring_degree)
+def machine_costs(backend: Backend, ring_degree: int, engine: str = "") -> Costs:
+    """This machine's costs, from the cache or measured now, which takes a few seconds. `engine` names what computes, if
+    the backend has several."""
+    file = cache_file(backend, ring_degree, engine)
     try:
         return Costs(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
@@ -36,8 +40,8 @@ def machine_costs(backend: Backend, ring_degree: int) -> Costs:
     return costs
 
 
-def cache_file(backend: Backend, ring_degree: int) -> Path:
-    name = f"{backend.name}-{backend.library}-{VERSION}-{platform.machine()}-{platform.node()}-{ring_degree}"
+def cache_file(backend: Backend, ring_degree: int, engine: str) -> Path:
+    name = f"{backend.name}-{backend.library}-{engine}-{VERSION}-{platform.machine()}-{platform.node()}-{ring_degree}"
     return platformdirs.user_cache_path("polynext") / f"{name.replace('/', '-').replace(' ', '-')}.json"
 
 
@@ -54,7 +58,8 @@ def calibrate(backend: Backend, ring_degree: int, repeats: int = 7) -> Costs:
     measured: dict[str, list[float]] = {}
     for primes in counts:
         for name, operation in operations_at(evaluator, fresh, values, most - primes).items():
-            measured.setdefault(name, []).append(timed(operation, repeats))
+            products = SUMMED_PRODUCTS if name == "multiply_plain" else 1
+            measured.setdefault(name, []).append(timed(operation, repeats) / products)
     seconds = {}
     for name, times in measured.items():
         degree = 2 if name in ("rotate", "multiply") else 1
@@ -88,9 +93,9 @@ def operations_at(evaluator: Evaluator, fresh: Ciphertext, values: Array, level:
         "encode": lambda: evaluator.encode(values, level, 2.0**20),
         "rotate": lambda: evaluator.rotate(value, 1),
         "multiply": lambda: evaluator.multiply(value, value),
-        "multiply_plain": lambda: evaluator.accumulate(None, value, plain),
         "add": lambda: evaluator.add(body, body),
     }
+    operations["multiply_plain"] = lambda: list(evaluator.sums([[(value, plain)] * SUMMED_PRODUCTS]))
     if evaluator.parameters.primes_at(level) > 1:
         operations["rescale"] = lambda: evaluator.rescale(body, 2.0**36)
         operations["drop"] = lambda: evaluator.drop(value, level + 1)

@@ -116,7 +116,7 @@ class ClearRing(Ring):
     def deliver(self, source: Path, target: Path, dialect: str) -> None:
         shutil.copyfile(source, target)
 
-    def evaluator(self, keys: EvaluationKeys) -> "ClearEvaluator":
+    def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> "ClearEvaluator":
         return ClearEvaluator(self.parameters, tuple(keys.rotations))
 
 

@@ -1,15 +1,15 @@
 """Evaluation by the native extension (`polynext-native`) on SEAL's ciphertexts and keys.
 
-Keys, encryption, decryption, files and the checks of untrusted input stay with SEAL: only the arithmetic is done here. A
-client cannot tell which of the two answered its request.
+Keys, encryption, decryption, files and the checks of untrusted input stay with SEAL; only the arithmetic is done here.
+A client cannot tell which of the two answered its request.
 """
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polynext_native
@@ -17,16 +17,17 @@ import polynext_native
 from polynext.arrays import Array
 from polynext.encrypted.runtime.backends import seal_files
 from polynext.encrypted.runtime.backends.protocol import CONJUGATION, EvaluationKeys, Evaluator
+from polynext.encrypted.runtime.backends.seal import SealCiphertext, SealRing, galois_element, own_version
 
-if TYPE_CHECKING:
-    from polynext.encrypted.runtime.backends.seal import SealCiphertext, SealRing
+# Products that are computed in one call. Plaintexts that are not cached exist all at once.
+MOST_TERMS = 256
 
 
 @dataclass(eq=False)
 class NativeCiphertext:
     """A ciphertext in the extension's memory."""
 
-    ring: "SealRing"
+    ring: SealRing
     body: polynext_native.Ciphertext
     level: int
     scale: float
@@ -34,7 +35,7 @@ class NativeCiphertext:
     def save(self, path: str) -> None:
         """Writes the file that SEAL would write."""
         expected = self.ring.expected_ciphertext(self.level, self.scale)
-        seal_files.write_ciphertext(Path(path), expected, self.body.array(), self.ring.version)
+        seal_files.write_ciphertext(Path(path), expected, self.body.array(), own_version())
 
 
 @dataclass(eq=False)
@@ -46,7 +47,7 @@ class NativePlaintext:
 class NativeEvaluator(Evaluator):
     """Arithmetic by the extension, on `threads` threads. `exact` results equal SEAL's bit for bit, for tests."""
 
-    def __init__(self, ring: "SealRing", keys: EvaluationKeys, threads: int = 1, exact: bool = False):
+    def __init__(self, ring: SealRing, keys: EvaluationKeys, threads: int = 1, exact: bool = False):
         self.ring, self.parameters = ring, ring.parameters
         primes = ring.key_primes
         self.native = polynext_native.evaluator(
@@ -55,7 +56,7 @@ class NativeEvaluator(Evaluator):
         self.relinearisation = self.native.load_key(1, self.digits(keys.relinearisation, 2))
         self.rotations = {}
         for step, key in keys.rotations.items():
-            element = ring.galois_element(step)
+            element = galois_element(step, self.parameters)
             self.rotations[step] = self.native.load_key(element, self.digits(key, element))
 
     def digits(self, key: Any, element: int) -> list[np.ndarray]:
@@ -66,7 +67,7 @@ class NativeEvaluator(Evaluator):
     def wrap(self, body: polynext_native.Ciphertext, level: int, scale: float) -> NativeCiphertext:
         return NativeCiphertext(self.ring, body, level, scale)
 
-    def body(self, value: "NativeCiphertext | SealCiphertext") -> polynext_native.Ciphertext:
+    def body(self, value: NativeCiphertext | SealCiphertext) -> polynext_native.Ciphertext:
         """The extension's form of a ciphertext; SEAL's is converted where it comes in."""
         if isinstance(value, NativeCiphertext):
             return value.body
@@ -75,8 +76,9 @@ class NativeEvaluator(Evaluator):
 
     @cached_property
     def slot_places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where slots and their conjugates stand among the values at all odd powers of zeta = exp(i pi / n), and the factors
-        that make an FFT of those values a polynomial's coefficients: slot j is the value at zeta^(3^j)."""
+        """How slots become coefficients: the places of the slots and of their conjugates among the values of a polynomial
+        at all odd powers of zeta = exp(i pi / n), and the factors that follow an FFT of these values. Slot j is the
+        value at zeta^(3^j)."""
         n = self.parameters.ring_degree
         powers = np.array([pow(3, j, 2 * n) for j in range(n // 2)])
         return (powers - 1) // 2, (2 * n - powers - 1) // 2, np.exp(-1j * np.pi * np.arange(n) / n) / n
@@ -102,19 +104,25 @@ class NativeEvaluator(Evaluator):
         return self.wrap(product, left.level, left.scale * right.scale)
 
     def accumulate(self, total: NativeCiphertext | None, factor: Any, plain: NativePlaintext) -> NativeCiphertext:
-        (product,) = self.sums([[(factor, plain)]])
-        return product if total is None else self.add(total, product)
+        (product,) = self.native.sums([[(self.body(factor), plain.body)]])
+        made = self.wrap(product, factor.level, factor.scale * plain.scale)
+        return made if total is None else self.add(total, made)
 
-    def sums(self, sums: Iterable[Sequence[tuple[Any, NativePlaintext]]]) -> list[NativeCiphertext]:
-        """All sums in one call: they share the ciphertexts, which then come from memory once."""
-        terms = [list(each) for each in sums]
-        if not terms:
-            return []
-        bodies = self.native.sums([[(self.body(value), plain.body) for value, plain in each] for each in terms])
-        return [
-            self.wrap(body, each[0][0].level, each[0][0].scale * each[0][1].scale)
-            for body, each in zip(bodies, terms, strict=True)
-        ]
+    def sums(self, sums: Iterable[Iterable[tuple[Any, NativePlaintext]]]) -> Iterator[NativeCiphertext | None]:
+        """Many sums in one call: the ciphertexts that they share come from memory once."""
+        waiting: list[list[tuple[Any, NativePlaintext]]] = []
+        for terms in sums:
+            waiting.append(list(terms))
+            if sum(map(len, waiting)) >= MOST_TERMS:
+                yield from self.computed(waiting)
+                waiting = []
+        yield from self.computed(waiting)
+
+    def computed(self, sums: list[list[tuple[Any, NativePlaintext]]]) -> Iterator[NativeCiphertext | None]:
+        bodies = {id(value): self.body(value) for terms in sums for value, _ in terms}
+        found = iter(self.native.sums([[(bodies[id(v)], plain.body) for v, plain in terms] for terms in sums if terms]))
+        for terms in sums:
+            yield self.wrap(next(found), terms[0][0].level, terms[0][0].scale * terms[0][1].scale) if terms else None
 
     def rotate(self, value: Any, steps: int) -> NativeCiphertext:
         return self.switched(value, steps % self.parameters.slots)

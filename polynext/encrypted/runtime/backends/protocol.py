@@ -10,7 +10,7 @@ Uploads: `UploadHandling` is the part of a ring that a service needs to exchange
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -156,7 +156,8 @@ class Ring(UploadHandling):
         """Refuses a ciphertext of another level, size or scale, and one that is not encrypted."""
 
     @abstractmethod
-    def evaluator(self, keys: EvaluationKeys) -> "Evaluator": ...
+    def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> "Evaluator":
+        """Computes with these keys, on so many threads if the library can."""
 
 
 class SecretKey(ABC):
@@ -206,6 +207,17 @@ class Evaluator(ABC):
     @abstractmethod
     def accumulate(self, total: Ciphertext | None, factor: Ciphertext, plain: Plaintext) -> Ciphertext:
         """`total + factor * plain`, where None is zero. `total` may be overwritten."""
+
+    def sums(self, sums: Iterable[Iterable[tuple[Ciphertext, Plaintext]]]) -> Iterator[Ciphertext | None]:
+        """Sums of products of ciphertexts and plaintexts, each computed when it is asked for; None for an empty one.
+        Libraries may compute several at once: they share ciphertexts."""
+        for terms in sums:
+            total: Ciphertext | None = None
+            for factor, plain in terms:
+                previous, total = total, self.accumulate(total, factor, plain)
+                if previous is not None and previous is not total:
+                    self.release(previous)
+            yield total
 
     @abstractmethod
     def rotate(self, value: Ciphertext, steps: int) -> Ciphertext:

@@ -1,12 +1,14 @@
 """CKKS by Microsoft SEAL, through `sealapi` of the `tenseal` wheel. No other module imports it."""
 
+import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tenseal.sealapi as seal
@@ -58,7 +60,7 @@ class SealBackend(Backend):
         return SealRing(parameters)
 
     def costs(self, ring_degree: int) -> Costs:
-        return machine_costs(self, ring_degree)
+        return machine_costs(self, ring_degree, evaluation_engine())
 
 
 @dataclass(eq=False)
@@ -155,8 +157,17 @@ class SealRing(Ring):
         wanted = self.expected_ciphertext(self.parameters.depth, self.parameters.result_scale)
         seal_files.rewrite(source, target, wanted, (int(major), int(minor)))
 
-    def evaluator(self, keys: EvaluationKeys) -> "SealEvaluator":
-        return SealEvaluator(self, keys)
+    def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> Evaluator:
+        if evaluation_engine() == "seal":
+            return SealEvaluator(self, keys)  # which has one thread
+        from polynext.encrypted.runtime.backends.native import NativeEvaluator
+
+        return NativeEvaluator(self, keys, threads)
+
+    @cached_property
+    def key_primes(self) -> list[int]:
+        """All primes in SEAL's order: the last one to be dropped first, the special prime of the keys at the end."""
+        return [modulus.value() for modulus in self.context.key_context_data().parms().coeff_modulus()]
 
     def browser_parameters(self, rotations: Iterable[int]) -> dict[str, Any]:
         """The arguments of SEAL's own constructors, for `node-seal`."""
@@ -210,6 +221,19 @@ class SealKey(SecretKey):
 def in_seal_order(bits: Sequence[int]) -> list[int]:
     """The lengths of the primes in SEAL's order: the first one is dropped last."""
     return [bits[-2], *bits[-3::-1], bits[-1]]
+
+
+def evaluation_engine() -> Literal["native", "seal"]:
+    """Which library computes on ciphertexts: the native extension if it is installed, otherwise SEAL.
+
+    The environment variable POLYNEXT_ENGINE chooses one of the two.
+    """
+    chosen, installed = os.environ.get("POLYNEXT_ENGINE", ""), find_spec("polynext_native") is not None
+    if chosen not in ("", "native", "seal"):
+        raise PolyNeXtError(f"POLYNEXT_ENGINE is {chosen!r}: set it to native or seal, or leave it out.")
+    if chosen == "native" and not installed:
+        raise PolyNeXtError("POLYNEXT_ENGINE is native, but polynext-native is not installed: pip install ./native.")
+    return "native" if installed and chosen != "seal" else "seal"
 
 
 def galois_element(steps: int, parameters: Parameters) -> int:

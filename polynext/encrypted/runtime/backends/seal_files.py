@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 HEADER = struct.Struct("<HBBBBHQ")
 MAGIC, MAJOR = 0xA15E, 4
 PLAIN, ZLIB, ZSTD = range(3)
@@ -145,10 +147,10 @@ def rewrite(source: Path, target: Path, wanted: Ciphertext | SwitchingKeys, vers
 
 def inflated(file: BinaryIO, compression: int, most: int) -> Iterator[bytes]:
     """The decompressed body in pieces. Refuses a body of more than `most` bytes."""
-    if compression not in (PLAIN, ZLIB, ZSTD):
+    if compression not in DECOMPRESSORS:
         raise NotThisError(f"its compression {compression} is unknown")
     total = 0
-    for piece in (plain, inflate, unpack_zstd)[compression](file):
+    for piece in DECOMPRESSORS[compression](file):
         total += len(piece)
         if total > most:
             raise NotThisError("it is longer than such a part can be")
@@ -181,6 +183,9 @@ def unpack_zstd(file: BinaryIO) -> Iterator[bytes]:
         raise NotThisError(f"it is damaged: {error}") from error
 
 
+DECOMPRESSORS = {PLAIN: plain, ZLIB: inflate, ZSTD: unpack_zstd}
+
+
 def exactly(file: BinaryIO, count: int) -> bytes:
     data = file.read(count)
     if len(data) < count:
@@ -201,3 +206,20 @@ def version_of(path: Path) -> Version:
 def parameters_id(numbers: Sequence[int]) -> bytes:
     """The id of parameters as in files."""
     return struct.pack("<4Q", *numbers)
+
+
+def read_words(path: Path) -> np.ndarray:
+    """The words of an array that SEAL saved."""
+    with path.open("rb") as file:
+        body = b"".join(DECOMPRESSORS[Header.read(file).compression](file))
+    (count,) = COUNT.unpack_from(body)
+    return np.frombuffer(body, dtype=np.uint64, count=count, offset=COUNT.size)
+
+
+def write_ciphertext(path: Path, made: Ciphertext, words: np.ndarray, version: Version) -> None:
+    """The file that SEAL would save for a ciphertext with these words, uncompressed."""
+    head = CIPHERTEXT.pack(made.parameters, True, 2, made.degree, made.primes, made.scale, 1)
+    array = Header(version, PLAIN, HEADER.size + COUNT.size + words.nbytes).pack() + COUNT.pack(words.size)
+    length = HEADER.size + len(head) + len(array) + words.nbytes
+    with path.open("wb") as file:
+        file.writelines((Header(version, PLAIN, length).pack(), head, array, words.tobytes()))
