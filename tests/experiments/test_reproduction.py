@@ -25,8 +25,8 @@ from polynext.recipes import recipe
 from polynext.segmentation.checkpoints import fetch_segmentation_weights
 from polynext.segmentation.task import train_segmentation
 from polynext.training import train
-from tests.segmentation.test_segmentation_data import write_pairs
-from tests.segmentation.test_segmentation_training import quick
+from tests.segmentation.test_data import write_pairs
+from tests.segmentation.test_task import quick
 
 DATA = ("imagenet", "imagenet-a", "imagenet-c", "imagenet-r", "imagenet-sketch", "cifar10", "svhn", "tiny-imagenet")
 ALL_DATA = {name: Path("data") / name for name in (*DATA, "ade20k")}
