@@ -1,5 +1,6 @@
 from . import acceleration as acceleration
 from . import circuit as circuit
+from . import config as config
 from . import data as data
 from . import encrypted as encrypted
 from . import evaluation as evaluation

@@ -84,7 +84,7 @@ def test_export_command(name: str, tmp_path: Path, capsys) -> None:
     [
         (["test_resnet", "--fold"], "a ResNet cannot be folded"),
         (["cpolynext_nano", "--out", "model.pt"], "--out is model.pt: give a name that ends in .onnx"),
-        (["cpolynext_nano", "--out", f"{__file__}/model.onnx"], "test_export.py is no folder"),
+        (["cpolynext_nano", "--out", f"{__file__}/model.onnx"], "test_export.py is not a folder"),
         (["cpolynext_nano", "--images", "absent.png"], "absent.png cannot be read"),
     ],
 )

@@ -25,8 +25,8 @@ from polynext.recipes import recipe
 from polynext.segmentation.checkpoints import fetch_segmentation_weights
 from polynext.segmentation.task import train_segmentation
 from polynext.training import train
-from tests.segmentation.test_segmentation_data import write_pairs
-from tests.segmentation.test_segmentation_training import quick
+from tests.segmentation.test_data import write_pairs
+from tests.segmentation.test_task import quick
 
 DATA = ("imagenet", "imagenet-a", "imagenet-c", "imagenet-r", "imagenet-sketch", "cifar10", "svhn", "tiny-imagenet")
 ALL_DATA = {name: Path("data") / name for name in (*DATA, "ade20k")}
@@ -127,7 +127,7 @@ def test_a_segmentation_takes_a_segmentation_of_its_backbone(tmp_path: Path) -> 
             c for c in entries("6", data=ALL_DATA, weights=weights) if (c.row, c.column) == ("CPolyNeXt-S", "mIoU")
         )
 
-    assert "has the unknown field model.name" in cell({"cpolynext_small": classifier}).missing
+    assert "model.name is not a field" in cell({"cpolynext_small": classifier}).missing
     assert cell({"cpolynext_small": other}).missing == f"{other} is a run of cpolynext_tiny, not of cpolynext_small"
     taken = cell({"cpolynext_small": classifier, "cpolynext_small:ade20k": own}).experiment
     assert taken.arguments["network"] == str(own)
@@ -387,7 +387,7 @@ def test_segmentation_weights_have_names(monkeypatch) -> None:
         (["6", "--data", "ade20k=EMPTY"], "--data ade20k=EMPTY: there is no folder EMPTY/images"),
         (["S5", "--data", "svhn=EMPTY"], "--data svhn=EMPTY: svhn is not in EMPTY"),
         (["S5", "--workers", "-1"], "--workers is -1: give at least 0"),
-        (["S1", "--out", __file__], "test_reproduction.py is no folder"),
+        (["S1", "--out", __file__], "test_reproduction.py is not a folder"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, tmp_path: Path, capsys, monkeypatch) -> None:

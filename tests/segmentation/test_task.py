@@ -228,7 +228,7 @@ def test_a_resumed_run_takes_new_rates_and_keeps_its_network(tmp_path: Path) -> 
     config = quick(tmp_path / "data")
     train_segmentation(config, tmp_path / "run", quiet=True)
     wider = replace(config, model=replace(config.model, width=12))
-    with pytest.raises(PolyNeXtError, match="is of another network: leave --model as it was"):
+    with pytest.raises(PolyNeXtError, match="is of another network: keep --model unchanged"):
         train_segmentation(wider, tmp_path / "run", resume=True, quiet=True)
     assert from_yaml((tmp_path / "run" / "config.yaml").read_text(), kind=SegmentationConfig) == config
     longer = replace(config, iterations=8, optimizer=replace(config.optimizer, head_factor=3.0, weight_decay=0.5))

@@ -74,7 +74,7 @@ def collect(sweep: Sweep, trials: Sequence[Trial], out: Path) -> list[Architectu
         results.append(
             ArchitectureResult(
                 trial.name,
-                config.model.variant,
+                trial.name if config.model.variant or config.model.architecture else "",
                 ", ".join(f"{stage.width} at {side >> i}x{side >> i}" for i, stage in enumerate(stages)),
                 sum(stage.cells * stage.stacks for stage in stages),
                 count_parameters(model),
