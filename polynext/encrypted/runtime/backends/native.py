@@ -76,7 +76,7 @@ class NativeEvaluator(Evaluator):
 
     @cached_property
     def slot_places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """How slots become coefficients: the places of the slots and of their conjugates among the values of a polynomial
+        """How slots become coefficients: the places of slots and their conjugates among the values of a polynomial
         at all odd powers of zeta = exp(i pi / n), and the factors that follow an FFT of these values. Slot j is the
         value at zeta^(3^j)."""
         n = self.parameters.ring_degree
