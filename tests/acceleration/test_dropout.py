@@ -7,7 +7,7 @@ from torch import nn
 
 import polynext  # noqa: F401  (registers the models)
 from polynext.acceleration.dropout import RisingDropout
-from polynext.training.classification import let_dropout_rise
+from polynext.config.network import let_dropout_rise
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])

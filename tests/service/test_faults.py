@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 
 from polynext.encrypted.server import load_client_spec
-from polynext.memory import status
+from polynext.memory import resident_memory
 from tests.encrypted.conftest import logits, promised
 from tests.service.conftest import PATIENCE, ByHand, Running, Start, new_job, wait_until
 
@@ -42,7 +42,7 @@ def test_twenty_clients_at_the_same_time(
         client = running.connect(tmp_path / str(number))
         return client.predict(examples[[number] * 3]).logits
 
-    before = status("VmRSS")
+    before = resident_memory()
     with ThreadPoolExecutor(20) as threads:
         answers = list(threads.map(ask, range(20)))
     for number, answer in enumerate(answers):
@@ -50,7 +50,7 @@ def test_twenty_clients_at_the_same_time(
     metrics = running.http().get("/metrics").text
     assert 'polynext_jobs_total{network="small",state="done"} 60.0' in metrics
     assert running.service.store.jobs_in("queued", "running", "done", "failed") == []
-    assert status("VmRSS") - before < 300 * 2**20
+    assert resident_memory() - before < 300 * 2**20
 
 
 def test_clients_beyond_the_limit_learn_when_to_try_again(

@@ -163,7 +163,7 @@ def test_requests_are_checked(by_hand: ByHand, running: Running, examples: np.nd
     refusal(by_hand.ask(new_job(), keys, data, network="large"), 404, "unknown_network")
     assert "the ciphertext is not" in refusal(by_hand.ask(new_job(), keys, b"GIF89a"), 422, "wrong_part")
     cut = data[: data.rindex(b",")] + b"]"
-    assert "another level" in refusal(by_hand.ask(new_job(), keys, cut), 422, "wrong_part")
+    assert "expected level, size and scale" in refusal(by_hand.ask(new_job(), keys, cut), 422, "wrong_part")
     refusal(by_hand.ask(new_job(), keys, data + b" " * 10**6), 413, "too_large")
     assert "`job`" in refusal(by_hand.ask("not-hex", keys, data), 422, "invalid")
     refusal(by_hand.http.get(f"/v1/jobs/{new_job()}"), 404, "unknown_job")
