@@ -61,12 +61,12 @@ versions: .venv/python
 clean:
 	rm -rf .venv web/node_modules polynext/service/page
 
-# The native evaluator is optional: without a C++ compiler everything works with SEAL alone, more slowly.
+# The native evaluator is optional: POLYNEXT_ENGINE=native uses it.
 NATIVE := $(shell git ls-files native)
 
 .venv/native: .venv/installed $(NATIVE)
 	@if command -v c++ > /dev/null; then $(BIN)/uv pip install --quiet --python $(BIN)/python --reinstall ./native; \
-	else echo "There is no C++ compiler: encrypted inference runs on SEAL alone, several times slower."; fi
+	else echo "There is no C++ compiler: the native evaluator of ciphertexts is left out."; fi
 	touch $@
 
 sanitize: .venv/native

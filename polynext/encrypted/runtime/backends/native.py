@@ -53,7 +53,7 @@ class NativeEvaluator(Evaluator):
         self.native = polynext_native.evaluator(
             self.parameters.ring_degree, primes[:-1], primes[-1:], threads=threads, exact=exact
         )
-        self.relinearisation = self.native.load_key(1, self.digits(keys.relinearisation, 2))
+        self.relinearisation = keys.relinearisation and self.native.load_key(1, self.digits(keys.relinearisation, 2))
         self.rotations = {}
         for step, key in keys.rotations.items():
             element = galois_element(step, self.parameters)

@@ -157,7 +157,7 @@ class Ring(UploadHandling):
 
     @abstractmethod
     def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> "Evaluator":
-        """Computes with these keys, on so many threads if the library can."""
+        """Computes with these keys. Libraries with threads use `threads` of them."""
 
 
 class SecretKey(ABC):

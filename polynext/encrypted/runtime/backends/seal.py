@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import tenseal.sealapi as seal
@@ -224,16 +224,13 @@ def in_seal_order(bits: Sequence[int]) -> list[int]:
 
 
 def evaluation_engine() -> Literal["native", "seal"]:
-    """Which library computes on ciphertexts: the native extension if it is installed, otherwise SEAL.
-
-    The environment variable POLYNEXT_ENGINE chooses one of the two.
-    """
-    chosen, installed = os.environ.get("POLYNEXT_ENGINE", ""), find_spec("polynext_native") is not None
-    if chosen not in ("", "native", "seal"):
-        raise PolyNeXtError(f"POLYNEXT_ENGINE is {chosen!r}: set it to native or seal, or leave it out.")
-    if chosen == "native" and not installed:
+    """Which library computes on ciphertexts: SEAL, or the native extension if POLYNEXT_ENGINE is "native"."""
+    chosen = os.environ.get("POLYNEXT_ENGINE") or "seal"
+    if chosen == "native" and find_spec("polynext_native") is None:
         raise PolyNeXtError("POLYNEXT_ENGINE is native, but polynext-native is not installed: pip install ./native.")
-    return "native" if installed and chosen != "seal" else "seal"
+    if chosen not in ("native", "seal"):
+        raise PolyNeXtError(f"POLYNEXT_ENGINE is {chosen!r}: set it to native or seal, or leave it out.")
+    return cast(Literal["native", "seal"], chosen)
 
 
 def galois_element(steps: int, parameters: Parameters) -> int:
