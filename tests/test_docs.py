@@ -57,9 +57,9 @@ def test_numbers_in_the_docs_are_as_printed(page: Path) -> None:
 
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda p: p.stem)
 def test_tutorials_run_as_notebooks(tutorial: Path, tmp_path: Path, monkeypatch) -> None:
-    """The notebooks are the tutorials, and end with the picture that the tutorial shows."""
+    """The notebooks equal the tutorials, run, and save the figure that the tutorial shows."""
     notebooks = runpy.run_path(str(DOCS / "notebooks.py"))
-    written = notebooks["place"](tutorial).read_text()
+    written = notebooks["notebook_path"](tutorial).read_text()
     assert written == notebooks["notebook"](tutorial), "run `python docs/notebooks.py`"
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
