@@ -1,6 +1,6 @@
-"""Writes docs/notebooks: each tutorial as a notebook, without outputs. `python docs/notebooks.py`
+"""Writes every tutorial as a notebook without outputs into docs/notebooks: `python docs/notebooks.py`.
 
-With --figures it also runs the tutorials, or those named after it, which renews the pictures that they end with.
+`--figures` also runs the tutorials, or only those named after it, and saves their figures in docs/figures.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ SITE = "https://github.com/polynext/polynext/blob/main/docs/tutorials/"
 
 
 def notebook(tutorial: Path) -> str:
-    """The tutorial's Python as cells, and all the rest as text between them."""
+    """A notebook with the tutorial's Python blocks as code cells, and everything else as text cells."""
     parts = CODE.split(tutorial.read_text())
     cells = [cell(part.strip(), code=i % 2 == 1, number=i) for i, part in enumerate(parts) if part.strip()]
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
@@ -37,21 +37,21 @@ def lines(text: str) -> list[str]:
     return text.splitlines(keepends=True)
 
 
-def place(tutorial: Path) -> Path:
+def notebook_path(tutorial: Path) -> Path:
     return HERE / "notebooks" / f"{tutorial.stem}.ipynb"
 
 
-def renew_figures(names: list[str]) -> None:
+def save_figures(names: list[str]) -> None:
     for tutorial in [t for t in TUTORIALS if not names or t.stem in names]:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             exec("\n".join(CODE.findall(tutorial.read_text())), {"__name__": "tutorial"})
-            for picture in Path(folder).glob("tutorial_*.png"):
-                shutil.copy(picture, HERE / "figures")
+            for figure in Path(folder).glob("tutorial_*.png"):
+                shutil.copy(figure, HERE / "figures")
 
 
 if __name__ == "__main__":
     for each in TUTORIALS:
-        place(each).parent.mkdir(exist_ok=True)
-        place(each).write_text(notebook(each))
+        notebook_path(each).parent.mkdir(exist_ok=True)
+        notebook_path(each).write_text(notebook(each))
     if sys.argv[1:2] == ["--figures"]:
-        renew_figures(sys.argv[2:])
+        save_figures(sys.argv[2:])

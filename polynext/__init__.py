@@ -10,7 +10,7 @@ from types import ModuleType
 import lazy_loader
 from wrapt import when_imported
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 # An encrypted server has no use for torch and timm, which take three quarters of a gigabyte: everything is imported at
 # its first use, and the models are registered as soon as there is a timm to know them.

@@ -24,6 +24,7 @@ DOCS = ROOT / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 WRITTEN = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "reference"]  # that one is generated
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *WRITTEN]
+NEEDS_SERVICE = DOCS / "serve.md"  # tests/service/test_service.py runs its Python
 
 
 def name_of(page: Path) -> str:
@@ -34,13 +35,17 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in TUTORIALS], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in (*TUTORIALS, NEEDS_SERVICE)], ids=name_of)
 def test_python_in_the_docs_runs(page: Path, monkeypatch) -> None:
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: create(name, **options))
     names: dict = {}
     for block in blocks(page, "python"):
         exec(block, names)
+
+
+def test_no_page_marks_python_in_a_way_that_is_not_run() -> None:
+    assert not [name_of(page) for page in PAGES if re.search(r"^```(?!python$|pycon$)py", page.read_text(), re.M)]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in page.read_text()], ids=name_of)
@@ -52,9 +57,9 @@ def test_numbers_in_the_docs_are_as_printed(page: Path) -> None:
 
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda p: p.stem)
 def test_tutorials_run_as_notebooks(tutorial: Path, tmp_path: Path, monkeypatch) -> None:
-    """The notebooks are the tutorials, and end with the picture that the tutorial shows."""
+    """The notebooks equal the tutorials, run, and save the figure that the tutorial shows."""
     notebooks = runpy.run_path(str(DOCS / "notebooks.py"))
-    written = notebooks["place"](tutorial).read_text()
+    written = notebooks["notebook_path"](tutorial).read_text()
     assert written == notebooks["notebook"](tutorial), "run `python docs/notebooks.py`"
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")

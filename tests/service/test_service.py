@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 import numpy as np
+import platformdirs
 import pytest
+from PIL import Image
 
 import polynext.service
 from polynext.cli import main
@@ -57,6 +59,17 @@ def test_predictions_equal_the_network_in_the_clear(
     assert running.call(running.service.store.jobs_in, "queued", "running", "done") == []  # the client deletes its jobs
     client.forget_keys()
     np.testing.assert_allclose(client.predict(examples[3:4]).logits, wanted[3:4], atol=1e-6)  # sends the keys again
+
+
+def test_python_in_the_docs_runs(start: Start, seal_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "serve.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(platformdirs, "user_data_path", lambda name: tmp_path / name)
+    Image.new("L", (8, 8)).save("picture.png")
+    names: dict[str, Any] = {}
+    exec(block.replace("http://127.0.0.1:8000", start(seal_folder).url), names)
+    assert names["answer"].logits.shape == (1, 3) and names["answer"].labels[0] in "abc"
 
 
 def test_a_client_spec_has_all_that_a_browser_needs(by_hand: ByHand, examples: np.ndarray) -> None:
