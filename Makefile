@@ -41,6 +41,8 @@ test: .venv/installed .venv/native
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist loadgroup
+	@if $(BIN)/python -c "import polynext_native" 2> /dev/null; then $(BIN)/pytest -q native/tests; \
+	else echo "The tests of the native evaluator were left out: it is not installed."; fi
 
 # Warnings are errors, among them links that lead nowhere. A test builds it too.
 docs: .venv/installed
