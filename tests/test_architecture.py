@@ -45,7 +45,7 @@ FRONT = {"__init__", "__main__", "cli"}  # may import everything
 THIRD_PARTY = {
     "nn": {"torch"},
     "models": {"torch", "timm", "safetensors"},
-    "encrypted.runtime": {"numpy", "platformdirs", "tenseal", "zstandard"},
+    "encrypted.runtime": {"numpy", "polynext_native", "platformdirs", "tenseal", "zstandard"},
     "encrypted": {"numpy", "platformdirs", "httpx", "PIL", "lazy_loader"},
 }
 # timm asks a model for a method that changes how it runs: the one import against the direction, inside that method.

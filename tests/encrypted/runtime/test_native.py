@@ -23,7 +23,7 @@ from polynext.encrypted.runtime.backends.native import NativeCiphertext, NativeE
 from polynext.encrypted.runtime.backends.seal import SealEvaluator, evaluation_engine
 
 RINGS = {
-    "short primes": Parameters(2**12, (30, 30, 36), 14, 10, 14, 14),
+    "short primes": Parameters(2**13, (30, 30, 30, 36), 14, 10, 14, 14),
     "mixed primes": Parameters(2**13, (50, 40, 58, 60), 36, 20, 36, 36),
     "long primes": Parameters(2**14, (60, 60, 60, 60, 60), 40, 20, 40, 40),
 }
