@@ -15,7 +15,10 @@ from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyConv
 
 
 class FastPointwise(FastModule, SavedContiguous, PointwiseConv2d):
-    """A matrix product when compiled: one operation for any batch, in inference on CPUs by oneDNN."""
+    """A matrix product: in inference on CPUs by oneDNN, and one operation for any batch when compiled.
+
+    On one thread, PyTorch leaves 1x1 convolutions to its BLAS, which takes twice as long on some processors.
+    """
 
     plain = PointwiseConv2d
 
@@ -24,12 +27,9 @@ class FastPointwise(FastModule, SavedContiguous, PointwiseConv2d):
         return ONEDNN and module.bias is None and module.kernel_size == (1, 1) and module.groups == 1
 
     def fast(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            return super().fast(x)
-        if not is_cpu_inference(x):
+        if torch.compiler.is_compiling() or is_cpu_inference(x):
             return over_channels(x, self.weight.flatten(1))
-        rows = x.permute(0, 2, 3, 1)
-        return torch.ops.polynext.matrix_product(rows, self.weight.flatten(1)).permute(0, 3, 1, 2)
+        return super().fast(x)
 
     def store_by_columns(self) -> None:
         """Changes the memory order of W, so that oneDNN need not transpose it in each call."""
@@ -38,7 +38,9 @@ class FastPointwise(FastModule, SavedContiguous, PointwiseConv2d):
 
 def over_channels(x: Tensor, weight: Tensor) -> Tensor:
     """The matrix product of weight (D, C) with each position of x (B, C, H, W): (B, D, H, W)."""
-    return F.linear(x.permute(0, 2, 3, 1), weight).permute(0, 3, 1, 2)
+    rows = x.permute(0, 2, 3, 1)
+    product = torch.ops.polynext.matrix_product if is_cpu_inference(x) else F.linear
+    return product(rows, weight).permute(0, 3, 1, 2)
 
 
 class FastDepthwise(FastModule, DepthwiseConv2d):
