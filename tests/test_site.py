@@ -71,6 +71,6 @@ def test_nothing_is_loaded_from_another_host(site: dict[Path, Page]) -> None:
 def test_every_public_name_has_an_entry(site: dict[Path, Page]) -> None:
     entries = {anchor for file, page in site.items() if file.parent.name == "reference" for anchor in page.anchors}
     described = {name.rsplit(".", 1)[-1] for name in entries}
-    rooms = [name for name in polynext.__all__ if (ROOT / "polynext" / name).is_dir()]
-    for front in (polynext, *(getattr(polynext, room) for room in rooms)):
-        assert {name for name in front.__all__ if name not in rooms} <= described, front.__name__
+    packages = [name for name in polynext.__all__ if (ROOT / "polynext" / name).is_dir()]
+    for front in (polynext, *(getattr(polynext, package) for package in packages)):
+        assert {name for name in front.__all__ if name not in packages} <= described, front.__name__

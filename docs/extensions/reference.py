@@ -1,4 +1,4 @@
-"""Writes docs/reference: a page for each room, with every public name that can be imported from its front."""
+"""Writes docs/reference: a page for each package, with every public name that can be imported from its front."""
 
 import importlib
 import inspect
@@ -29,8 +29,8 @@ from one release to the next.
 
 
 def fronts() -> list[ModuleType]:
-    rooms = [name for name in polynext.__all__ if inspect.ismodule(getattr(polynext, name))]
-    return [polynext, *(importlib.import_module(f"polynext.{room}") for room in rooms)]
+    packages = [name for name in polynext.__all__ if inspect.ismodule(getattr(polynext, name))]
+    return [polynext, *(importlib.import_module(f"polynext.{package}") for package in packages)]
 
 
 def public_names(module: ModuleType) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def public_names(module: ModuleType) -> dict[str, Any]:
 
 
 def homes() -> dict[tuple[str, str], str]:
-    """The full name by which each name of each front is documented: that of the first room that has it."""
+    """The full name by which each name of each front is documented: that of the first package that has it."""
     found: dict[tuple[str, str], str] = {}
     first: dict[int, str] = {}
     for module in sorted(fronts(), key=lambda module: module is polynext):

@@ -72,7 +72,7 @@ class DryRunReport:
 
 
 def line(name: str, value: str) -> str:
-    return f"  {name:<16}  {value}"
+    return f"  {name:<18}  {value}"
 
 
 def dry_run(
