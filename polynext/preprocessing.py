@@ -77,8 +77,8 @@ class Preprocessing:
         if self.crop == "squash":
             wanted = (self.resize, self.resize)
         else:
-            factor = self.resize / min(image.size)
-            wanted = (max(self.resize, round(image.width * factor)), max(self.resize, round(image.height * factor)))
+            shorter = min(image.size)  # the longer edge is truncated, as in torchvision and timm
+            wanted = (self.resize * image.width // shorter, self.resize * image.height // shorter)
         if image.size != wanted:
             image = image.resize(wanted, self.resampling)
         if image.size == (self.size, self.size):

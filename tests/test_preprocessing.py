@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import timm
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision import transforms
 
 from polynext.cli import main
 from polynext.data import DataConfig, Preprocessing, evaluation_batches
@@ -103,13 +104,47 @@ def test_images_of_any_size_become_inputs(width: int, height: int, size: int, mo
     np.testing.assert_allclose(result, 77, rtol=1e-5)
 
 
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(1).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    width=st.integers(1, 120),
+    height=st.integers(1, 120),
+    size=st.integers(1, 40),
+    more=st.integers(0, 9),
+    crop=st.sampled_from(["centre", "squash"]),
+    interpolation=st.sampled_from(["bicubic", "bilinear"]),
+)
+@example(640, 427, 224, 8, "centre", "bicubic")
+@example(1024, 683, 224, 8, "centre", "bicubic")
+@example(213, 320, 224, 8, "centre", "bilinear")
+def test_every_pixel_is_torchvisions(
+    width: int, height: int, size: int, more: int, crop: Any, interpolation: Any
+) -> None:
+    resize, mean, std = size + more, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    ours = Preprocessing(size=size, resize=resize, crop=crop, interpolation=interpolation, mean=mean, std=std)
+    theirs = transforms.Compose(
+        [
+            transforms.Resize(
+                resize if crop == "centre" else (resize, resize), transforms.InterpolationMode(interpolation)
+            ),
+            transforms.CenterCrop(size),
+        ]
+    )
+    picture = noise(width, height)
+    np.testing.assert_array_equal(np.asarray(ours.resized(picture)), np.asarray(theirs(picture)))
+    normalised = transforms.Compose([theirs, transforms.ToTensor(), transforms.Normalize(mean, std)])
+    np.testing.assert_allclose(ours(picture), normalised(picture).numpy(), atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["convnext_atto", "vit_base_patch16_siglip_224.webli", "test_resnet"])
 def test_timms_own_transform_gives_the_same(name: str) -> None:
-    """Up to the rounding of sizes, which is timm's."""
     given = timm.data.resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
-    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (300, 300, 3), dtype=np.uint8))
+    picture = noise(640, 427)
     ours, theirs = Preprocessing.of_model(given)(picture), timm.data.create_transform(**given)(picture).numpy()
-    assert np.abs(ours - theirs).mean() < 0.02
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
 @pytest.mark.parametrize(

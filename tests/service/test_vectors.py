@@ -25,6 +25,7 @@ CASES = {
     "eight by eight stays as it is": (DIGITS, (8, 8)),
     "a wide picture loses its sides": (DIGITS, (31, 19)),
     "an odd margin is rounded to even": (Preprocessing(size=4, resize=7), (30, 21)),
+    "the longer edge is truncated": (Preprocessing(size=4, resize=7), (29, 19)),
     "a tiny picture is enlarged": (DIGITS, (3, 5)),
     "colour": (COLOUR, (45, 60)),
     "colour as it is": (COLOUR, (32, 32)),

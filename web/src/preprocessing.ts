@@ -35,9 +35,9 @@ export function coloured(picture: Picture, channels: number): Picture {
 export function resized(picture: Picture, how: Preprocessing): Picture {
   let [width, height] = [how.resize, how.resize]
   if (how.crop === 'centre') {
-    const factor = how.resize / Math.min(picture.width, picture.height)
-    width = Math.max(how.resize, roundHalfToEven(picture.width * factor))
-    height = Math.max(how.resize, roundHalfToEven(picture.height * factor))
+    const shorter = Math.min(picture.width, picture.height)
+    width = Math.floor((how.resize * picture.width) / shorter)
+    height = Math.floor((how.resize * picture.height) / shorter)
   }
   const whole = resampled(picture, width, height, FILTERS[how.interpolation])
   return cropped(whole, how.size)

@@ -57,10 +57,9 @@ export class Session {
     const fetched = performance.now()
     const answer = await this.service.answer(job)
     this.did('fetch', fetched, answer.length)
-    const logits = await this.decrypt(answer)
     this.job = undefined
     void this.service.delete(`jobs/${job}`).catch(() => undefined)
-    return logits
+    return this.decrypt(answer) // last, so that no request depends on what it yields
   }
 
   /** Stop all work and delete the keys, here and on the server. */
