@@ -42,6 +42,8 @@ class AugmentConfig(Config):
         interpolation: interpolation of a resized crop: bicubic, bilinear, or random for one of the two.
         hflip: probability of a horizontal flip.
         rand_augment: timm's name of a RandAugment policy; empty for none.
+        rand_augment_as: "authors" fills with grey (128) and resamples bilinearly or bicubically at random, as the
+            paper's training scripts do; "timm" fills with the mean colour and resamples as the crop does.
         erasing: probability of erasing a random rectangle with random pixels.
         mixup: alpha of Mixup; 0 for none.
         cutmix: alpha of CutMix; 0 for none. With both, each batch gets one of the two at even odds.
@@ -53,6 +55,7 @@ class AugmentConfig(Config):
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     hflip: Share = 0.5
     rand_augment: str = "rand-m9-mstd0.5-inc1"
+    rand_augment_as: Literal["authors", "timm"] = "authors"
     erasing: Share = 0.25
     mixup: NonNegative = 0.8
     cutmix: NonNegative = 1.0

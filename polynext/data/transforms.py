@@ -12,6 +12,8 @@ from polynext.data.config import AugmentConfig
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Pixels, Preprocessing
 
+GREY = 128
+
 Transform = Callable[[Image.Image], Any]  # to (C, H, W), numpy or torch
 
 
@@ -69,8 +71,9 @@ def training_transform(preprocessing: Preprocessing, augment: AugmentConfig) -> 
         raise PolyNeXtError(
             f"timm has no policy {augment.rand_augment!r}: give `augment.rand_augment` rand-m9-mstd0.5-inc1, say."
         ) from error
+    fill = (GREY,) * preprocessing.channels if augment.rand_augment_as == "authors" else None
     parts = [
-        auto_augment.RandAugment([Operation(op) for op in part.ops], part.num_layers, part.choice_weights)
+        auto_augment.RandAugment([Operation(op, fill) for op in part.ops], part.num_layers, part.choice_weights)
         if isinstance(part, auto_augment.RandAugment)
         else part
         for part in transform.transforms
@@ -79,12 +82,18 @@ def training_transform(preprocessing: Preprocessing, augment: AugmentConfig) -> 
 
 
 class Operation(auto_augment.AugmentOp):
-    """timm's operation; posterizing to 0 bits, which RandAugment may draw, gives black instead of Pillow's error."""
+    """timm's operation; posterizing to 0 bits, which RandAugment may draw, gives black instead of Pillow's error.
+
+    With a fill colour, geometric operations use it and resample bilinearly or bicubically at random.
+    """
 
     aug_fn: Any
 
-    def __init__(self, operation: auto_augment.AugmentOp):
-        super().__init__(operation.name, operation.prob, operation.magnitude, operation.hparams)
+    def __init__(self, operation: auto_augment.AugmentOp, fill: tuple[int, ...] | None = None):
+        options = operation.hparams
+        if fill is not None:
+            options = {name: value for name, value in options.items() if name != "interpolation"} | {"img_mean": fill}
+        super().__init__(operation.name, operation.prob, operation.magnitude, options)
         if self.aug_fn is auto_augment.posterize:
             self.aug_fn = posterize
 

@@ -55,7 +55,7 @@ def apolynext(size: str) -> TrainConfig:
 
 
 def fully_polynomial(kind: str, size: str) -> TrainConfig:
-    """AdamW at 1e-3, statistics of 256 images, and for Tiny neither dropout nor stochastic depth."""
+    """AdamW at 1e-3, statistics of 256 images, bicubic crops, and for Tiny neither dropout nor stochastic depth."""
     base = cpolynext(size) if kind == "cpolynext" else apolynext(size)
     regularised = size != "tiny"
     return replace(
@@ -65,6 +65,7 @@ def fully_polynomial(kind: str, size: str) -> TrainConfig:
             drop_path=base.model.drop_path if regularised else 0.0,
             dropout=base.model.dropout if regularised else 0.0,
         ),
+        augment=AugmentConfig(),
         optimizer=OptimizerConfig(name="adamw", lr=1e-3, weight_decay=0.05),
         micro_batch=256,
     )

@@ -1,7 +1,7 @@
 """The paper's runs at low resolution (Table S3): CPolyNeXt-LR from scratch at native size, batch 96.
 
-Otherwise like CPolyNeXt-T on ImageNet, with the differences in the authors' scripts: Mixup with alpha 1, bilinear
-crops, no averaged weights.
+Otherwise like CPolyNeXt-T on ImageNet, with the differences in the authors' scripts: Mixup with alpha 1, bilinear or
+bicubic crops at random, no averaged weights.
 
 Published top-1 (Table S5): CIFAR-10 97.1, SVHN 98.1, Tiny ImageNet 74.0; not reproduced here.
 """
@@ -13,7 +13,7 @@ from polynext.config import EmaConfig, ModelConfig, OptimizerConfig, ScheduleCon
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
 
-AUGMENT = AugmentConfig(mixup=1.0, interpolation="bilinear")
+AUGMENT = AugmentConfig(mixup=1.0, interpolation="random")
 
 
 def data(name: str, size: int) -> DataConfig:

@@ -23,7 +23,7 @@ def convformer_s18() -> TrainConfig:
     return TrainConfig(
         model=ModelConfig(name="convformer_s18", drop_path=0.2),
         data=replace(IMAGENET, preprocessing=replace(IMAGENET.preprocessing, resize=224)),
-        augment=AugmentConfig(interpolation="random"),
+        augment=AugmentConfig(interpolation="random", rand_augment_as="timm"),
         optimizer=OptimizerConfig(name="adamw", lr=4e-3, weight_decay=0.05, decay_all=False, clip_grad=0.0),
         schedule=schedule(4e-3),
         ema=EmaConfig(decay=0.0),

@@ -71,10 +71,10 @@ class SegmentationDataConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationOptimizerConfig(Config):
-    """AdamW with linear warmup and linear decay.
+    """AdamW. The learning rate falls linearly to 0 from the first iteration on, and warmup multiplies it.
 
     Attributes:
-        lr: highest learning rate of the backbone.
+        lr: learning rate of the backbone, before warmup and decay.
         head_factor: learning rate of the heads, relative to the backbone's.
         weight_decay: of all parameters but norms, Sigmoid-Scale and skip scales.
         betas: decay rates of the running moments.

@@ -160,17 +160,16 @@ def build_optimizer(model: nn.Module, config: SegmentationConfig) -> torch.optim
 
 
 def learning_rate(config: SegmentationConfig, step: int) -> float:
-    """Linear warmup, then linearly to zero at the last iteration."""
+    """Falls linearly from the first iteration to zero at the last, times a linear warmup."""
     chosen = config.optimizer
-    if step < chosen.warmup:
-        return chosen.lr * (chosen.warmup_factor + (1 - chosen.warmup_factor) * step / chosen.warmup)
-    return chosen.lr * (1 - (step - chosen.warmup) / max(config.iterations - chosen.warmup, 1))
+    warmed = min(step / chosen.warmup, 1.0) if chosen.warmup else 1.0
+    factor = chosen.warmup_factor + (1 - chosen.warmup_factor) * warmed
+    return chosen.lr * (1 - step / config.iterations) * factor
 
 
 def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy over the pixels that are not ignored; 0 if all are."""
-    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
-    return total / (labels != IGNORED).sum().clamp_min(1)
+    """Mean cross-entropy over all pixels; ignored ones count as 0, as in the authors' pipeline."""
+    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum") / labels.numel()
 
 
 def evaluate(
@@ -191,7 +190,6 @@ def evaluate(
         hidden = None if shown else True
         for images, masks in tqdm(loader, "evaluating", len(mine), leave=False, unit="image", disable=hidden):
             image, mask = images[0].to(group.device), masks[0]
-            with torch.autocast(group.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-                yield predict(model, image, (mask.shape[0], mask.shape[1]), data.crop, data.stride), mask
+            yield predict(model, image, (mask.shape[0], mask.shape[1]), data.crop, data.stride), mask
 
     return score(predictions(), len(pairs.classes), group)

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -13,10 +14,28 @@ from polynext.segmentation.data import IGNORED
 CROP_TRIES = 10
 
 
-def fitted_size(size: tuple[int, int], longer: float, shorter: float) -> tuple[int, int]:
+def fitted_size(size: tuple[int, int], longer: int, shorter: int) -> tuple[int, int]:
     """The largest (width, height) of the same proportions whose edges are at most `longer` and `shorter`."""
     factor = min(longer / max(size), shorter / min(size))
-    return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
+    return max(1, int(size[0] * factor + 0.5)), max(1, int(size[1] * factor + 0.5))
+
+
+def resized(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    """Pixels (H, W, 3) of another (width, height), bilinearly and without antialiasing, as OpenCV resizes."""
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).unsqueeze(0).float()
+    made = F.interpolate(pixels, size=size[::-1], mode="bilinear", align_corners=False)
+    return made[0].permute(1, 2, 0).round().byte().numpy()
+
+
+def resized_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """A mask (H, W) of another (width, height), as OpenCV's nearest: pixel i is pixel floor(i * old / new)."""
+    columns, rows = (nearest(old, new) for old, new in zip(mask.shape[::-1], size, strict=True))
+    return mask[rows[:, None], columns]
+
+
+def nearest(old: int, new: int) -> np.ndarray:
+    """The source index of each of `new` pixels. The factor is rounded twice, as OpenCV rounds it."""
+    return np.minimum((np.arange(new) * (1.0 / (new / old))).astype(int), old - 1)
 
 
 def normalised(image: np.ndarray, config: SegmentationDataConfig) -> Tensor:
@@ -34,10 +53,8 @@ class TrainingTransform:
     def __call__(self, image: Image.Image, mask: np.ndarray) -> tuple[Tensor, Tensor]:
         config = self.config
         factor = random.uniform(*config.factors)
-        size = fitted_size(image.size, factor * config.resize[0], factor * config.resize[1])
-        pixels = np.asarray(image.resize(size, Image.Resampling.BILINEAR))
-        labels = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
-        pixels, labels = self.crop(pixels, labels)
+        size = fitted_size(image.size, int(factor * config.resize[0]), int(factor * config.resize[1]))
+        pixels, labels = self.crop(resized(image, size), resized_mask(mask, size))
         if random.random() < config.hflip:
             pixels, labels = pixels[:, ::-1], labels[:, ::-1]
         if config.distortion:
@@ -97,5 +114,4 @@ class TestTransform:
         return self.image(image), torch.from_numpy(mask.astype(np.int64))
 
     def image(self, image: Image.Image) -> Tensor:
-        size = fitted_size(image.size, *self.config.resize)
-        return normalised(np.asarray(image.resize(size, Image.Resampling.BILINEAR)), self.config)
+        return normalised(resized(image, fitted_size(image.size, *self.config.resize)), self.config)

@@ -29,8 +29,18 @@ class ConvNormAct(nn.Sequential):
     def __init__(self, channels_in: int, channels_out: int, kernel: int = 1, **dd: Any):
         super().__init__()
         self.conv = nn.Conv2d(channels_in, channels_out, kernel, padding=kernel // 2, bias=False, **dd)
+        nn.init.kaiming_normal_(self.conv.weight, mode="fan_out", nonlinearity="relu")
         self.norm = nn.BatchNorm2d(channels_out, **dd)
         self.act = nn.ReLU(inplace=True)
+
+
+class Classifier(nn.Conv2d):
+    """A 1x1 convolution that starts from N(0, 0.01)."""
+
+    def __init__(self, channels: int, classes: int, **dd: Any):
+        super().__init__(channels, classes, 1, **dd)
+        nn.init.normal_(self.weight, std=0.01)
+        nn.init.constant_(self.get_parameter("bias"), 0.0)
 
 
 class UPerHead(nn.Module):
@@ -44,7 +54,7 @@ class UPerHead(nn.Module):
         self.smooth = nn.ModuleList(ConvNormAct(width, width, 3, **dd) for _ in widths[:-1])
         self.merge = ConvNormAct(len(widths) * width, width, 3, **dd)
         self.drop = nn.Dropout2d(dropout)
-        self.classifier = nn.Conv2d(width, classes, 1, **dd)
+        self.classifier = Classifier(width, classes, **dd)
 
     def forward(self, features: list[Tensor]) -> Tensor:
         levels = [lateral(feature) for lateral, feature in zip(self.lateral, features[:-1], strict=True)]
@@ -69,7 +79,7 @@ class AuxiliaryHead(nn.Module):
         super().__init__()
         self.conv = ConvNormAct(channels, width, 3, **dd)
         self.drop = nn.Dropout2d(dropout)
-        self.classifier = nn.Conv2d(width, classes, 1, **dd)
+        self.classifier = Classifier(width, classes, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.drop(self.conv(x)))

@@ -237,8 +237,7 @@ def check_evaluation(report: DryRunReport, loop: TrainingLoop) -> float:
     """Evaluates a sample, and returns the estimated seconds of all images."""
     whole = loop.task.sample_evaluation(EVALUATED)
     start = time.monotonic()
-    with loop.autocast():
-        figures = loop.evaluate()
+    figures = loop.evaluate()
     taken = time.monotonic() - start
     report.add("evaluation", f"{loop.task.figure(figures[loop.task.score])} of {min(EVALUATED, whole)} images")
     return taken * whole / min(EVALUATED, whole)

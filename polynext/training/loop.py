@@ -305,7 +305,7 @@ class TrainingLoop:
         }
         progress.totals, progress.counts = Progress().totals, {}
         if progress.step == self.task.steps or self.task.evaluates(progress.step):
-            with reporter.pause(), self.profile("evaluation"), self.autocast():
+            with reporter.pause(), self.profile("evaluation"):
                 record |= self.evaluate()
         if self.group.first:
             self.folder.log(record)

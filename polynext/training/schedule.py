@@ -16,10 +16,10 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
 
 
 def head_dropout(config: TrainConfig, epoch: int) -> float:
-    """Rises linearly from 0 at the first epoch to its final value at the last (Appendix C.3), or is constant."""
+    """Rises linearly from 0 at the first epoch towards its final value (Appendix C.3), or is constant."""
     if not config.model.dropout_rises:
         return config.model.dropout
-    return config.model.dropout * epoch / max(config.epochs - 1, 1)
+    return config.model.dropout * epoch / config.epochs
 
 
 def averages_from(config: TrainConfig) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data.auto_augment import RandAugment
 from torch import nn
 
 import polynext
@@ -72,8 +73,41 @@ def test_recipes_have_the_numbers_of_the_paper() -> None:
     assert recipe("cpolynext_small_bn").model.drop_path == 0.2
     svhn = recipe("cpolynext_lowres_svhn")
     assert (svhn.augment.hflip, svhn.batch_size, svhn.optimizer.lr, svhn.schedule.min_lr) == (0.0, 96, 1e-3, 0.0)
-    assert (svhn.augment.mixup, svhn.augment.interpolation, svhn.augment.erasing) == (1.0, "bilinear", 0.25)
-    assert svhn.ema.decay == 0.0
+    assert (svhn.augment.mixup, svhn.augment.erasing, svhn.ema.decay) == (1.0, 0.25, 0.0)
+
+
+def test_crops_are_interpolated_as_in_the_authors_scripts() -> None:
+    """At random in the low-resolution runs and from Small on, but bicubic for CPolyNeXt-S BN."""
+    random = {name for name in RECIPES if recipe(name).augment.interpolation == "random"}
+    assert random == {
+        *(f"{kind}_{size}" for kind in ("cpolynext", "apolynext") for size in ("small", "base", "large")),
+        *(f"cpolynext_lowres_{data}" for data in ("cifar10", "svhn", "tiny_imagenet")),
+        *("convformer_s18", "caformer_s18"),
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if recipe(name).augment.rand_augment])
+@pytest.mark.parametrize("how", ["authors", "timm"])
+def test_rand_augment_fills_and_resamples_as_the_authors_or_as_timm(name: str, how: str) -> None:
+    """128 grey and either interpolation at random, or the mean colour and the crop's interpolation."""
+    config = recipe(name)
+    theirs = name in ("convformer_s18", "caformer_s18")  # trained by timm's script
+    assert config.augment.rand_augment_as == ("timm" if theirs else "authors")
+    preprocessing = config.data.preprocessing
+    transform = training_transform(preprocessing, replace(config.augment, rand_augment_as=how))
+    (policy,) = [part for part in transform.transforms if isinstance(part, RandAugment)]
+    either = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
+    for operation in policy.ops:
+        fill, resample = operation.kwargs["fillcolor"], operation.kwargs["resample"]
+        if how == "authors":
+            assert fill == (128, 128, 128) and resample == either
+        else:
+            assert fill == tuple(round(255 * mean) for mean in preprocessing.mean)
+            assert resample == (either if config.augment.interpolation == "random" else Image.Resampling.BICUBIC)
+    rotate = next(operation for operation in policy.ops if operation.name == "Rotate")
+    rotate.prob = 1.0
+    corners = {rotate(Image.new("RGB", (40, 40), "white")).getpixel((0, 0)) for _ in range(20)}
+    assert rotate.kwargs["fillcolor"] in corners
 
 
 def test_the_metaformer_recipe_equals_its_script() -> None:
@@ -98,7 +132,7 @@ def test_learning_rate_and_dropout_by_epoch() -> None:
     assert rates[300] == pytest.approx(1e-5)
     middle = 5 + 295 / 2
     assert learning_rate(config, middle) == pytest.approx((0.004 + 1e-5) / 2)
-    assert [head_dropout(config, e) for e in (0, 299)] == pytest.approx([0.0, 0.4])
+    assert [head_dropout(config, e) for e in (0, 150, 299)] == pytest.approx([0.0, 0.2, 0.4 * 299 / 300])
     assert averages_from(config) == 200
 
 
@@ -214,7 +248,7 @@ def test_the_architecture_is_given_by_options(capsys) -> None:
     model = from_yaml(capsys.readouterr().out).model
     assert model.architecture == ArchitectureChanges(widths=(32, 64), stacks=(2,), patch=2, coarse_kernel=5)
     assert main(["train", "digits", "--model.variant", "patch-2+widths-32-64"]) == 2
-    assert "give --model.patch 2 and --model.widths 32 64 instead" in capsys.readouterr().err
+    assert "there is no variant 'patch-2' of a model" in capsys.readouterr().err
 
 
 def test_the_penalty_for_encryption_is_zero_for_orthogonal_maps_and_grows_towards_singular_ones() -> None:

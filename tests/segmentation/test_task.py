@@ -62,12 +62,28 @@ def quick(root: Path, **changes) -> SegmentationConfig:
     return replace(config, **changes)
 
 
-def test_learning_rate_warms_up_and_falls_to_zero() -> None:
+def test_the_learning_rate_falls_from_the_first_iteration_and_warmup_multiplies_it() -> None:
     config = RECIPES["ade20k"]()
-    assert learning_rate(config, 0) == pytest.approx(1e-10)
-    assert learning_rate(config, 1500) == pytest.approx(1e-4)
-    assert learning_rate(config, (160_000 + 1500) // 2) == pytest.approx(5e-5)
-    assert learning_rate(config, 160_000) == 0
+    for step in (0, 1, 750, 1499, 1500, 80_000, 159_999, 160_000):
+        poly = 1e-4 * (1 - step / 160_000)
+        warmup = 1 - (1 - step / 1500) * (1 - 1e-6) if step < 1500 else 1.0
+        assert learning_rate(config, step) == pytest.approx(poly * warmup), step
+    assert learning_rate(config, 1500) < 1e-4
+
+
+def test_evaluation_is_in_float32_after_training_in_bf16(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "data")
+    seen = set()
+
+    class Watched(Segmentation):
+        def build_model(self) -> torch.nn.Module:
+            model = super().build_model()
+            model.head.merge.conv.register_forward_hook(lambda m, _, y: seen.add((m.training, y.dtype)))
+            return model
+
+    config = quick(tmp_path / "data", precision="bf16", iterations=2)
+    TrainingLoop(Watched(config, ALONE), config, RunFolder(tmp_path / "run"), ALONE, quiet=True).run()
+    assert seen == {(True, torch.bfloat16), (False, torch.float32)}
 
 
 def test_heads_learn_faster_and_scales_do_not_decay() -> None:

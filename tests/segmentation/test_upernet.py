@@ -6,9 +6,8 @@ import torch
 from polynext.cli import main
 from polynext.errors import PolyNeXtError
 from polynext.models.costs import count_macs, count_parameters
-from polynext.segmentation.task import (
-    pixel_loss,
-)
+from polynext.segmentation.data import IGNORED
+from polynext.segmentation.task import pixel_loss
 from polynext.segmentation.upernet import UPerNet
 
 # The network
@@ -75,10 +74,25 @@ def test_networks_that_cannot_be_backbones_have_a_message(backbone: str, options
         UPerNet(backbone, 3, device="meta", **options)
 
 
-# Windows and scores
+def test_classifiers_start_from_small_normal_weights_and_convolutions_from_kaiming() -> None:
+    torch.manual_seed(0)
+    model = UPerNet("test_convnext", 150, width=64)
+    for classifier in (model.head.classifier, model.auxiliary.classifier):
+        assert classifier.weight.std().item() == pytest.approx(0.01, rel=0.05)
+        assert classifier.weight.mean().abs() < 1e-3 and not classifier.bias.any()
+    assert model.head.merge.conv.weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.05)
 
 
-# Gradients
-
-
-# Pictures
+def test_the_loss_is_averaged_over_all_pixels() -> None:
+    """Ignored pixels add nothing to the sum and count in its average."""
+    logits, labels = torch.randn(2, 4, 3, 5), torch.randint(0, 4, (2, 3, 5))
+    labels[0, :2] = IGNORED
+    total = sum(
+        -logits[b, :, y, x].log_softmax(0)[labels[b, y, x]].item()
+        for b in range(2)
+        for y in range(3)
+        for x in range(5)
+        if labels[b, y, x] != IGNORED
+    )
+    assert pixel_loss(logits, labels).item() == pytest.approx(total / 30, rel=1e-5)
+    assert pixel_loss(logits, torch.full_like(labels, IGNORED)) == 0

@@ -22,6 +22,7 @@ import polynext
 from polynext.cli import main
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.distributed import Processes
+from polynext.models import read_weights
 from polynext.recipes import recipe
 from polynext.training import (
     Classification,
@@ -101,6 +102,17 @@ def test_the_average_starts_at_its_epoch_from_the_current_weights(tmp_path) -> N
         seen.append(average.module.weight[0, 0].item())
     assert seen == pytest.approx([1.0, 0.9 * 1 + 0.1 * 2, 0.9 * 1.1 + 0.1 * 3])
     assert loop.average is None
+
+
+def test_evaluation_is_in_float32_after_training_in_bf16(tmp_path) -> None:
+    """The logged figures are those of the saved weights in float32."""
+    config = short(precision="bf16", ema=EmaConfig(decay=0.0))
+    run = train(config, tmp_path / "run", quiet=True)
+    record = RunFolder(run).records()[-1]
+    task = Classification(config, ALONE)
+    task.model.load_state_dict(read_weights(run / "last.safetensors"))
+    logged = {name: record[name] for name in ("test_accuracy", "test_loss")}
+    assert task.evaluate(task.model) == pytest.approx(logged, rel=1e-5)
 
 
 def test_head_dropout_is_set_and_refused_without_dropout_in_the_head() -> None:
