@@ -1,16 +1,15 @@
 """`polynext circuit`."""
 
 import json as jsonlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from polynext.circuit.graph import Circuit
-from polynext.circuit.lowering import lower
-from polynext.circuit.rewrites import expand_sums, factor_sums, merge_linear_maps
 from polynext.errors import PolyNeXtError
-from polynext.models import create_model, list_models
 from polynext.tables import table
+
+if TYPE_CHECKING:
+    from polynext.circuit.graph import Circuit
 
 
 def main(model: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", json: bool = False) -> None:
@@ -23,6 +22,10 @@ def main(model: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", json
         model: a fully polynomial model; `polynext models '*_bn'` lists them.
         json: print JSON for programs.
     """
+    from polynext.circuit.lowering import lower
+    from polynext.circuit.rewrites import expand_sums, factor_sums, merge_linear_maps
+    from polynext.models import create_model, list_models
+
     if model not in list_models(fully_polynomial=True):
         raise PolyNeXtError(f"{model!r} is not a fully polynomial model: `polynext models '*_bn'` lists them.")
     lowered = lower(create_model(model).eval())
@@ -51,7 +54,7 @@ def main(model: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", json
 COLUMNS = ("circuit", "linear", "sum", "product", "levels")
 
 
-def summary(name: str, circuit: Circuit, shared_rescale: bool) -> dict[str, str | int]:
+def summary(name: str, circuit: "Circuit", shared_rescale: bool) -> dict[str, str | int]:
     count = circuit.count()
     kinds = {kind: count[kind] for kind in ("linear", "sum", "product")}
     return {"circuit": name, **kinds, "levels": circuit.levels(shared_rescale)}

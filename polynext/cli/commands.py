@@ -14,7 +14,7 @@ WIDTH = 10
 
 @dataclass(frozen=True)
 class Command:
-    """A command, which is imported when it is called.
+    """A command, which is imported when it is called. It imports torch and timm in its function: --help needs neither.
 
     Attributes:
         purpose: its line in the help.

@@ -4,12 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from safetensors.torch import save_file
 
 from polynext.errors import PolyNeXtError
-from polynext.models.checkpoints import from_published, identify, model_for, read_checkpoint
-from polynext.models.costs import count_parameters
-from polynext.runs import published_tag
 
 
 def main(source: Annotated[Path, tyro.conf.Positional], target: Annotated[Path, tyro.conf.Positional]) -> None:
@@ -21,6 +17,12 @@ def main(source: Annotated[Path, tyro.conf.Positional], target: Annotated[Path, 
         source: the published file (.pt or .pth).
         target: the .safetensors file to write.
     """
+    from safetensors.torch import save_file
+
+    from polynext.models.checkpoints import from_published, identify, model_for, read_checkpoint
+    from polynext.models.costs import count_parameters
+    from polynext.runs import published_tag
+
     if target.suffix != ".safetensors":
         raise PolyNeXtError(f"the target is {target}: give a name that ends in .safetensors.")
     if not target.parent.is_dir():

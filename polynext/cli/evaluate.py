@@ -3,16 +3,15 @@
 import json as jsonlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from polynext.distributed import processes
-from polynext.evaluation import evaluate
-from polynext.evaluation.corruptions import SEVERITIES
 from polynext.files import require_place, write_atomically
-from polynext.runs import Run, load_run
 from polynext.tables import table
+
+if TYPE_CHECKING:
+    from polynext.runs import Run
 
 
 def main(
@@ -47,6 +46,10 @@ def main(
         out: JSON file to write; by default beside the checkpoint, or in runs/evaluate without one.
         json: print the JSON instead of a table.
     """
+    from polynext.distributed import processes
+    from polynext.evaluation import evaluate
+    from polynext.runs import load_run
+
     with processes() as group:
         run = load_run(network, checkpoint, pretrained, group.device)
         target = out or result_file(run, data or run.data.name)
@@ -63,7 +66,7 @@ def main(
         write_atomically(target, jsonlib.dumps(record, indent=2).encode())
 
 
-def result_file(run: Run, data: str) -> Path:
+def result_file(run: "Run", data: str) -> Path:
     data = data.replace("/", "-")
     if run.checkpoint is None:
         return Path("runs") / "evaluate" / f"{run.tagged_name}.{data}.json"
@@ -90,6 +93,8 @@ def show(record: dict[str, Any], per_class: bool, target: Path) -> None:
 
 
 def show_corruptions(record: dict[str, Any], published: str) -> None:
+    from polynext.evaluation.corruptions import SEVERITIES
+
     rows = []
     for corruption in dict.fromkeys(key.split("/")[0] for key in record["corruptions"]):
         errors = [100 - record["corruptions"][f"{corruption}/{s}"]["top1"] for s in SEVERITIES]

@@ -1,22 +1,18 @@
 """`polynext export`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import torch
 import tyro
 
-from polynext import acceleration
 from polynext.errors import PolyNeXtError
-from polynext.export import SUFFIXES, Format, check, export, sample_images
 from polynext.files import require_place
 from polynext.preprocessing import open_picture
-from polynext.runs import load_run
 
 
 def main(
     network: Annotated[str, tyro.conf.Positional],
-    format: Format = "onnx",
+    format: Literal["onnx", "torch"] = "onnx",
     checkpoint: Path | None = None,
     pretrained: bool = False,
     fold: bool = False,
@@ -37,6 +33,12 @@ def main(
         out: the file to write; the model's name with .onnx or .pt2 by default.
         images: image files for the check; by default two photographs, or digits for one channel.
     """
+    import torch
+
+    from polynext import acceleration
+    from polynext.export import SUFFIXES, check, export, sample_images
+    from polynext.runs import load_run
+
     run = load_run(network, checkpoint, pretrained)
     model = run.model
     if fold:

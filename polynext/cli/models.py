@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import timm
 import tyro
 from tqdm import tqdm
 
 from polynext.errors import PolyNeXtError
-from polynext.models import list_models
-from polynext.models.costs import count_macs, count_parameters
-from polynext.models.registry import KINDS, Kind
 from polynext.paper import accuracies
 from polynext.tables import gigamacs, table
 
@@ -33,7 +29,7 @@ class ModelSummary:
     weights: list[str]
     license: str | None
     published_top1: dict[str, float]
-    kind: Kind
+    kind: str
     fully_polynomial: bool
     layers: int | None
     log2_degree: float | None
@@ -51,6 +47,8 @@ def main(pattern: Annotated[str, tyro.conf.Positional] = "*", json: bool = False
         json: print JSON.
         plot: also draw the paper's scaling figure, accuracy against parameters and FLOPs, to this file.
     """
+    from polynext.models import list_models
+
     if plot:
         from polynext.experiments.report import save_figure
         from polynext.experiments.speed.figures import draw
@@ -84,6 +82,11 @@ def table_row(s: ModelSummary) -> dict[str, str]:
 
 
 def summarise(name: str) -> ModelSummary:
+    import timm
+
+    from polynext.models.costs import count_parameters
+    from polynext.models.registry import KINDS
+
     model = timm.create_model(name, device="meta")
     input_size = model.pretrained_cfg["input_size"]
     return ModelSummary(
@@ -104,5 +107,9 @@ def summarise(name: str) -> ModelSummary:
 @functools.cache
 def macs_of(name: str) -> int:
     """Cached: a fully polynomial model has the same convolutions and matrix products as the one with LayerNorm."""
+    import timm
+
+    from polynext.models.costs import count_macs
+
     model = timm.create_model(name, device="meta")
     return count_macs(model, model.pretrained_cfg["input_size"])

@@ -12,7 +12,6 @@ from PIL import Image
 
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.preprocessing import IMAGE_SUFFIXES, open_picture
-from polynext.runs import load_run
 
 
 def main(
@@ -33,6 +32,8 @@ def main(
         top: number of classes to print.
         json: print a line of JSON for each image.
     """
+    from polynext.runs import load_run
+
     require_at_least(1, top=top)
     run = load_run(network, checkpoint, pretrained)
     if run.weights == "untrained":
