@@ -31,11 +31,6 @@ class Config:
         """Raises `PolyNeXtError` if a field is out of its range."""
         validate(type(self), dataclasses.asdict(self))  # type: ignore[call-overload]
 
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Translates the fields in a file of an earlier version to those of this version."""
-        return values
-
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
@@ -68,7 +63,7 @@ def message(kind: type[Config], error: Any, source: str) -> str:
         for parent in parents:
             section = typing.get_type_hints(section)[parent]
         known = ", ".join(field.name for field in dataclasses.fields(section))
-        return f"{place} is not a field: the fields are {known}."
+        return f"{place} is not a field in this version: the fields are {known}."
     if error["type"] in RANGES:
         return f"{place} is {error['input']}: give {RANGES[error['type']].format(**error['ctx'])}."
     return f"{place} is {error['input']!r}: give {error['msg'].removeprefix('Input should be ')}."

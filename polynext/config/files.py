@@ -31,7 +31,7 @@ def from_yaml(text: str, source: str = "the configuration", kind: type[AnyConfig
         raise PolyNeXtError(f"{source} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise PolyNeXtError(f"{source} has no fields: give a config.yaml that a run wrote.")
-    return validate(kind, kind.upgrade(values), source)
+    return validate(kind, values, source)
 
 
 def read_config(path: Path, kind: type[AnyConfig]) -> AnyConfig:

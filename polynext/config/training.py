@@ -3,13 +3,12 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from polynext.acceleration import Memory
 from polynext.data import AugmentConfig, DataConfig
 from polynext.errors import PolyNeXtError
 from polynext.models import ArchitectureChanges
-from polynext.models.variants import split_variant
 from polynext.schema import Config, NonNegative, NonNegativeInt, PositiveInt, Share, ShareBelowOne
 
 
@@ -72,7 +71,7 @@ class ModelConfig(Config):
         window: side of PolyAttention's windows; the model's own by default.
         heads: heads of PolyAttention; the model's own by default.
         drop_path: stochastic depth of the last cell.
-        dropout: dropout before the classifier, at the last epoch.
+        dropout: dropout before the classifier, towards the last epoch.
         dropout_rises: raise dropout linearly from 0 at the first epoch instead of keeping it constant.
         pretrained: start from the published weights.
         initial_weights: start from the weights in this file; a classifier for other classes is initialised.
@@ -135,7 +134,7 @@ class LoopConfig(Config):
         batch_size: images of an optimiser step, over all processes and accumulated batches.
         micro_batch: images that a process handles at once; gradients are accumulated up to batch_size. Segmentation
             takes 0 for the whole share of the process.
-        precision: precision of the forward pass: float32 or bf16 autocast.
+        precision: precision of the forward pass in training: float32 or bf16 autocast. Evaluation is in float32.
         compile: compile the network with `polynext.compile`.
         seed: seed of all random numbers.
         checkpoint_minutes: minutes between two saves within a round; 0 for none.
@@ -164,10 +163,6 @@ class LoopConfig(Config):
                 "process(es): give a `micro_batch` that divides it."
             )
         return micro_batch, self.batch_size // (micro_batch * processes)
-
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if name not in RETIRED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,32 +194,6 @@ class TrainConfig(LoopConfig):
         check_warmup(self.epochs, "epochs", warmup, "schedule.warmup_epochs", cooldown)
         if self.model.pretrained and self.model.initial_weights is not None:
             raise PolyNeXtError("both `model.pretrained` and `model.initial_weights` were given: give one of them.")
-
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        values = super().upgrade(values)
-        model, data = values.get("model"), values.get("data")
-        if isinstance(model, dict) and isinstance(model.get("variant"), str):
-            variant, numbers = split_variant(model["variant"])
-            values["model"] = {**model, "variant": variant, **numbers}
-        if isinstance(data, dict) and MOVED.keys() & data.keys():
-            moved = {MOVED[name]: value for name, value in data.items() if name in MOVED}
-            kept = {name: value for name, value in data.items() if name not in MOVED}
-            values["data"] = {**kept, "preprocessing": moved}
-        return values
-
-
-# Fields of earlier versions without a meaning in this one.
-RETIRED = {"save_every"}
-
-# Fields of `data` in earlier versions, and what they are called in `data.preprocessing`.
-MOVED = {
-    "image_size": "size",
-    "evaluation_resize": "resize",
-    "evaluation_interpolation": "interpolation",
-    "mean": "mean",
-    "std": "std",
-}
 
 
 def check_warmup(length: int, unit: str, warmup: int, field: str, cooldown: int = 0) -> None:

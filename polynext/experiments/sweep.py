@@ -30,6 +30,7 @@ from polynext.distributed import cores
 from polynext.errors import PolyNeXtError
 from polynext.experiments.report import Report
 from polynext.files import write_atomically
+from polynext.schema import Config, NonNegativeInt, validate
 from polynext.threads import idle_threads_give_way
 from polynext.training.classification import train
 from polynext.training.folder import RunFolder
@@ -70,7 +71,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep(ABC):
+class Sweep(Config, ABC):
     """Settings that all runs of a sweep share. Subclasses define the runs by name.
 
     Attributes:
@@ -78,7 +79,7 @@ class Sweep(ABC):
         root: folder or .npz file of the data; the recipe's by default.
     """
 
-    images: int = 0
+    images: NonNegativeInt = 0
     root: str = ""
 
     # Fields that may change when a sweep is resumed. Data may have moved.
@@ -122,9 +123,9 @@ class Sweep(ABC):
         if not file.is_file():
             raise PolyNeXtError(f"{out} has no sweep: give the folder of a sweep as `out`.")
         try:
-            return cls(**json.loads(file.read_text()))
-        except (TypeError, ValueError) as error:
-            raise PolyNeXtError(f"{out} has a sweep of another kind: give another `out`.") from error
+            return validate(cls, json.loads(file.read_text()), str(file))
+        except ValueError as error:
+            raise PolyNeXtError(f"{out} has a sweep of another kind or version: give another `out`.") from error
 
 
 @functools.cache
