@@ -28,9 +28,17 @@ NETWORKS = {
 
 def checkpoint(name: str) -> dict[str, torch.Tensor]:
     """A published-layout state dict with the values behind the golden outputs."""
-    shapes = json.loads((FOLDER / f"{name}.json").read_text())
+    return filled(shapes(name), name.endswith("_bn"))
+
+
+def shapes(name: str) -> dict[str, list[int]]:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def filled(shapes: dict[str, list[int]], fully_polynomial: bool) -> dict[str, torch.Tensor]:
+    """A state dict with these entries and shapes."""
     # Nothing in a fully polynomial network divides by its own magnitude, so smaller kernels keep it from overflowing.
-    gain = 0.7 if name.endswith("_bn") else 1.0
+    gain = 0.7 if fully_polynomial else 1.0
     return {key: torch.from_numpy(np.asarray(entry(key, shape, gain))) for key, shape in shapes.items()}
 
 

@@ -9,7 +9,9 @@ import polynext
 from polynext.cli import main
 from polynext.models import PUBLISHED
 from polynext.models.costs import count_macs, count_parameters
+from polynext.models.published import check_same_entries, rename_published
 from tests import golden
+from tests.golden.reference import initial_scales, manifest, published_logits
 
 PARAMETERS = {
     "cpolynext_tiny": 6_431_752,
@@ -55,6 +57,51 @@ def test_golden_outputs(name: str) -> None:
     assert relative_error(logits, expected["logits"]) < 1e-4
     for i, stage in enumerate(stages, start=1):
         assert relative_error(stage[:, :4, :4, :4], expected[f"stage{i}"]) < 1e-4
+
+
+@pytest.mark.parametrize("name", golden.NETWORKS)
+def test_the_inverse_of_the_converter_gives_the_published_entries(name: str) -> None:
+    our_name, size = golden.NETWORKS[name]
+    assert manifest(timm.create_model(our_name, device="meta", img_size=size)) == golden.shapes(name)
+
+
+@pytest.mark.parametrize("name", golden.NETWORKS)
+def test_the_second_implementation_gives_the_golden_outputs(name: str) -> None:
+    our_name, size = golden.NETWORKS[name]
+    with torch.no_grad():
+        logits = published_logits(golden.images(size), golden.checkpoint(name), "tiny" in our_name)
+    assert relative_error(logits, golden.outputs(name)["logits"]) < 1e-4
+
+
+LARGE = ("base", "large")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name.endswith(LARGE) else []) for name in PARAMETERS],
+)
+def test_every_published_network_agrees_with_the_second_implementation(name: str) -> None:
+    """At another size than the golden outputs, which makes the large networks fast."""
+    size = 48 if name == "cpolynext_lowres" else 96
+    model = timm.create_model(name, device="meta", img_size=size)
+    weights = golden.filled(manifest(model), name.endswith("_bn"))
+    ours = rename_published(weights)
+    check_same_entries(ours, model.state_dict(), name)
+    model.load_state_dict(ours, assign=True)
+    with torch.no_grad():
+        logits = model.eval()(golden.images(size))
+        expected = published_logits(golden.images(size), weights, "tiny" in name)
+    assert expected.std() > 0.01
+    assert relative_error(logits, expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if not name.endswith("_bn")])
+def test_initial_scales(name: str) -> None:
+    model = timm.create_model(name)
+    expected = torch.tensor(initial_scales(name.split("_")[1]))
+    for key, value in model.state_dict().items():
+        if key.endswith("cells.0.scale.logits"):
+            torch.testing.assert_close(value, expected)
 
 
 @pytest.mark.parametrize(("name", "expected"), PARAMETERS.items())
