@@ -18,7 +18,7 @@ from polynext.encrypted.runtime.program_file import as_json
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
 
-FORMAT, VERSION = "polynext-client-spec", 6
+FORMAT, VERSION = "polynext-client-spec", 7
 
 # Clients refuse logits this many times as large as the largest of the examples. The modulus has room for 16 times the
 # largest, and values beyond it overflow. Overflow escapes detection with probability 4^-classes.

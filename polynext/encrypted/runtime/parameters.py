@@ -8,7 +8,10 @@ from typing import Any
 @dataclass(frozen=True)
 class Parameters:
     """`prime_bits` are the lengths of the primes in the order they are dropped, then of the last prime, then of the
-    special prime for keys.
+    special primes, which only keys have.
+
+    With one special prime the keys are SEAL's own: a digit for each other prime. With several the keys are hybrid: each
+    digit stands for as many primes as there are special ones, so that there are fewer digits.
 
     Values have a scale of 2^scale_bits, the weights of linear maps 2^plain_bits, the image 2^input_bits and the result
     2^result_bits.
@@ -21,6 +24,7 @@ class Parameters:
     input_bits: int
     result_bits: int
     primes: tuple[int, ...] = ()
+    special_primes: int = 1
 
     @property
     def slots(self) -> int:
@@ -40,10 +44,15 @@ class Parameters:
 
     @property
     def depth(self) -> int:
-        return len(self.prime_bits) - 2
+        return len(self.prime_bits) - 1 - self.special_primes
+
+    @property
+    def hybrid_keys(self) -> bool:
+        return self.special_primes > 1
 
     @property
     def modulus_bits(self) -> int:
+        """Of all primes, also the special ones: this is what security depends on."""
         return sum(self.prime_bits)
 
     def prime(self, level: int) -> float:
@@ -57,11 +66,14 @@ class Parameters:
     def ciphertext_bytes(self, level: int) -> int:
         return 2 * self.primes_at(level) * self.ring_degree * 8
 
+    def digits_at(self, level: int) -> int:
+        """The number of digits that key switching at a level uses."""
+        return -(-self.primes_at(level) // self.special_primes)
+
     @cached_property
     def key_bytes(self) -> int:
-        """The size of one key: a pair of polynomials for each prime but the special one."""
-        digits = self.depth + 1
-        return digits * 2 * (digits + 1) * self.ring_degree * 8
+        """The size of one key: a pair of polynomials over all primes for each digit."""
+        return self.digits_at(0) * 2 * len(self.prime_bits) * self.ring_degree * 8
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

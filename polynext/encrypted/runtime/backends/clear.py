@@ -17,6 +17,7 @@ from polynext.encrypted.runtime.backends.protocol import (
     STANDARD_SECURITY,
     Backend,
     Costs,
+    Engine,
     EvaluationKeys,
     Part,
     Ring,
@@ -36,8 +37,10 @@ class ClearBackend(Backend):
     file_format = "clear 1"
     encrypts = False
     security = STANDARD_SECURITY
+    engine = Engine("clear", hybrid_keys=True, hoists=False, centred=True, threads=False)
 
     def ring(self, parameters: Parameters) -> "ClearRing":
+        self.security.check(parameters)
         return ClearRing(parameters)
 
     def costs(self, ring_degree: int) -> Costs:

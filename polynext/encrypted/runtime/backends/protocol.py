@@ -34,18 +34,70 @@ class Savable(Protocol):
 
 @dataclass(frozen=True)
 class Security:
-    """The longest modulus in bits at each ring degree of a backend, and the lengths of its primes."""
+    """The longest modulus in bits at each ring degree, including the special primes of keys, and the lengths of primes.
+
+    Clients and servers both call `check` when they make a ring: it is the only place where the limits are enforced.
+    """
 
     bits: int
-    longest_modulus: Mapping[int, int]
+    longest_modulus: Mapping[int, int]  # with one special prime
+    longest_hybrid_modulus: Mapping[int, int]  # with hybrid keys
     longest_prime: int
     shortest_prime: int
 
+    def limits(self, hybrid_keys: bool) -> Mapping[int, int]:
+        """The longest modulus by ring degree."""
+        return self.longest_hybrid_modulus if hybrid_keys else self.longest_modulus
 
-# For a ternary secret, from the table of the HomomorphicEncryption.org standard.
+    def check(self, parameters: Parameters) -> None:
+        """Raises PolyNeXtError for parameters that are not secure."""
+        if not (1 <= parameters.special_primes < len(parameters.prime_bits)) or any(
+            not 2 <= bits <= self.longest_prime for bits in parameters.prime_bits
+        ):
+            raise PolyNeXtError(
+                f"{parameters.special_primes} special primes and primes of {parameters.prime_bits} bits are not "
+                "parameters of CKKS: prepare the network again."
+            )
+        limits = self.limits(parameters.hybrid_keys)
+        longest = limits.get(parameters.ring_degree)
+        if longest is None:
+            raise PolyNeXtError(
+                f"ring degree {parameters.ring_degree} with {parameters.special_primes} special primes is not "
+                f"supported: choose among {', '.join(map(str, limits))}."
+            )
+        if parameters.modulus_bits > longest:
+            raise PolyNeXtError(
+                f"ring degree {parameters.ring_degree} with a modulus of {parameters.modulus_bits} bits has less than "
+                f"{self.bits} bits of security, which allow {longest}: take a larger ring or a shallower network."
+            )
+
+
+# For a ternary secret. SEAL's keys have the limits that SEAL enforces, from the HomomorphicEncryption.org standard of
+# 2018. Hybrid keys have those of the newer "Security Guidelines for Implementing Homomorphic Encryption" (Bossuat et
+# al., 2024), which are a little stricter and include 2^16.
 STANDARD_SECURITY = Security(
-    bits=128, longest_modulus={2**13: 218, 2**14: 438, 2**15: 881}, longest_prime=60, shortest_prime=24
+    bits=128,
+    longest_modulus={2**13: 218, 2**14: 438, 2**15: 881},
+    longest_hybrid_modulus={2**13: 214, 2**14: 430, 2**15: 868, 2**16: 1747},
+    longest_prime=60,
+    shortest_prime=24,
 )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What computes on ciphertexts. Costs and noise depend on it.
+
+    `hybrid_keys`: whether it computes with several special primes. `hoists`: whether rotations of one value share work
+    in `rotate_many`. `centred`: whether digits of key switching are centred around zero, which makes noise smaller.
+    `threads`: whether it computes on several threads.
+    """
+
+    name: str
+    hybrid_keys: bool
+    hoists: bool
+    centred: bool
+    threads: bool
 
 
 @dataclass(frozen=True)
@@ -74,6 +126,11 @@ class Backend(ABC):
     file_format: str
     encrypts: bool
     security: Security
+
+    @property
+    @abstractmethod
+    def engine(self) -> Engine:
+        """What computes on ciphertexts on this machine."""
 
     @abstractmethod
     def ring(self, parameters: Parameters) -> "Ring": ...

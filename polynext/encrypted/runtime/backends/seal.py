@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -21,6 +21,7 @@ from polynext.encrypted.runtime.backends.protocol import (
     STANDARD_SECURITY,
     Backend,
     Costs,
+    Engine,
     EvaluationKeys,
     Evaluator,
     Part,
@@ -47,8 +48,14 @@ def dialect_of(version: seal_files.Version) -> str:
     return f"SEAL {version[0]}.{version[1]}"
 
 
+ENGINES = {
+    "seal": Engine("seal", hybrid_keys=False, hoists=False, centred=False, threads=False),
+    "native": Engine("native", hybrid_keys=True, hoists=True, centred=True, threads=True),
+}
+
+
 class SealBackend(Backend):
-    """128-bit security, which SEAL enforces."""
+    """128-bit security."""
 
     name = "seal"
     library = f"tenseal {version('tenseal')}"
@@ -56,11 +63,16 @@ class SealBackend(Backend):
     encrypts = True
     security = STANDARD_SECURITY
 
+    @property
+    def engine(self) -> Engine:
+        return ENGINES[evaluation_engine()]
+
     def ring(self, parameters: Parameters) -> "SealRing":
+        self.security.check(parameters)
         return SealRing(parameters)
 
     def costs(self, ring_degree: int) -> Costs:
-        return machine_costs(self, ring_degree, evaluation_engine())
+        return machine_costs(self, ring_degree, self.engine.name)
 
 
 @dataclass(eq=False)
@@ -74,22 +86,23 @@ class SealCiphertext:
 
 
 class SealRing(Ring):
-    """A SEAL context for some parameters, with 128-bit security enforced."""
+    """A SEAL context for some parameters, which `Security.check` has accepted."""
 
     def __init__(self, parameters: Parameters):
-        bits = parameters.prime_bits
         chosen = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
         chosen.set_poly_modulus_degree(parameters.ring_degree)
-        chosen.set_coeff_modulus(seal.CoeffModulus.Create(parameters.ring_degree, in_seal_order(bits)))
-        self.context = seal.SEALContext(chosen, True, seal.SEC_LEVEL_TYPE.TC128)
+        chosen.set_coeff_modulus(seal.CoeffModulus.Create(parameters.ring_degree, in_seal_order(parameters)))
+        # SEAL has no limits for rings that only hybrid keys use.
+        levels = seal.SEC_LEVEL_TYPE
+        level = levels.TC128 if parameters.ring_degree in STANDARD_SECURITY.longest_modulus else levels.NONE
+        self.context = seal.SEALContext(chosen, True, level)
         if not self.context.parameters_set():
-            raise PolyNeXtError(
-                f"SEAL refuses ring degree {parameters.ring_degree} with a modulus of {sum(bits)} bits, which has less "
-                "than 128 bits of security: take a larger ring degree or a shallower network."
-            )
+            raise PolyNeXtError(f"SEAL refuses these parameters ({self.context.parameters_error_message()}).")
         self.levels: list[Any] = []
         primes: list[int] = []
-        data = self.context.first_context_data()
+        data = self.context.key_context_data()
+        for _ in range(parameters.special_primes):
+            data = data.next_context_data()
         for _ in range(parameters.depth + 1):
             self.levels.append(data.parms_id())
             primes.append(data.parms().coeff_modulus()[-1].value())
@@ -175,7 +188,7 @@ class SealRing(Ring):
         parts = [part for part in Part.keys(rotations) if part.kind == "rotation"]
         return {
             "poly_modulus_degree": parameters.ring_degree,
-            "coeff_modulus_bits": in_seal_order(parameters.prime_bits),
+            "coeff_modulus_bits": in_seal_order(parameters),
             "input_scale": parameters.input_scale,
             "galois_elements": {part.name: galois_element(part.step, parameters) for part in parts},
         }
@@ -218,9 +231,10 @@ class SealKey(SecretKey):
         return np.array(self.ring.encoder.decode_double(plain))
 
 
-def in_seal_order(bits: Sequence[int]) -> list[int]:
-    """The lengths of the primes in SEAL's order: the first one is dropped last."""
-    return [bits[-2], *bits[-3::-1], bits[-1]]
+def in_seal_order(parameters: Parameters) -> list[int]:
+    """The lengths of the primes in SEAL's order: the first one is dropped last, the special ones are at the end."""
+    bits, count = parameters.prime_bits, parameters.depth + 1
+    return [*reversed(bits[:count]), *bits[count:]]
 
 
 def evaluation_engine() -> Literal["native", "seal"]:
