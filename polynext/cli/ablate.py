@@ -12,6 +12,7 @@ from polynext.cli.sweeps import show_report, train_all
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.experiments.ablation import ABLATION_TABLES, ROWS, AblationSweep, collect
 from polynext.experiments.ablation.rows import obstacle
+from polynext.experiments.discussion import discussion_reports
 from polynext.experiments.sweep import Trial
 from polynext.models import is_polynext
 from polynext.tables import table
@@ -41,7 +42,8 @@ def main(
     does not stop the others. Rows and seeds can be added later.
 
     Args:
-        tables: modules, stabilisation, recipes, dropin, further, or names of rows; modules by default.
+        tables: modules, stabilisation, recipes, dropin, dropout, further, sensitivity, discussion (which measures the
+            paper's explanations), or names of rows; modules by default.
         list_rows: list all rows with the paper's differences, and exit.
         recipe: digits, cifar10, or imagenet, which is the paper's scale.
         budget: optimiser steps of each run; the recipe's length by default.
@@ -58,6 +60,7 @@ def main(
         rows = [(r.name, r.table, r.family, r.what, paper.ablation_difference(r.name)) for r in ROWS.values()]
         print(table(("row", "table", "baseline", "what changes", "paper's difference"), rows, left=(0, 1, 2, 3)))
         return 0
+    discusses = "discussion" in tables
     require_at_least(1, seeds=seeds, processes=processes)
     require_at_least(0, budget=budget, images=images)
     folder = out or Path("runs") / f"ablate-{recipe}"
@@ -65,7 +68,7 @@ def main(
         sweep = AblationSweep.read(folder)
         sweep = replace(sweep, root=str(root)) if root else sweep
     else:
-        sweep = AblationSweep(recipe, budget, diagnostics, images=images, root=str(root or ""))
+        sweep = AblationSweep(recipe, budget, diagnostics or discusses, images=images, root=str(root or ""))
     trials = sweep.trials(rows_of(tables or ("modules",), sweep.recipe), seeds)
     if not report:
         train_all(COMMAND, sweep, trials, folder, processes)
@@ -74,6 +77,10 @@ def main(
         watched = [one for one in collect(sweep, trials, folder) if is_polynext(sweep.config(one.name).model.name)]
         first = {f"{one.name}: {one.what}": RunFolder(Trial(one.name, 0).folder(folder)) for one in watched}
         draw_diagnostics(first, folder / "diagnostics.png")
+    if discusses:
+        for name, part in discussion_reports(sweep, trials, folder).items():
+            part.write(folder, name)
+            print(f"\n{part.text()}" if not json else part.json())
     return 0 if report else status
 
 

@@ -17,6 +17,7 @@ from polynext.models.network import (
     StageConfig,
 )
 from polynext.models.published import PUBLISHED
+from polynext.models.small_convformer import SmallConvFormer
 from polynext.models.variants import VARIANTS, ArchitectureChanges, Variant, create_variant
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "PolyNeXt",
     "PolyNeXtConfig",
     "Replacement",
+    "SmallConvFormer",
     "StageConfig",
     "Variant",
     "check_model",

@@ -6,7 +6,6 @@ training run's config, so that the folder of a run defines its network.
 
 import functools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -189,15 +188,8 @@ def create_variant(
 
 def chosen_variants(names: str) -> list[Variant]:
     """The variants of a name such as `degree-3` or `position-beta+shared-statistics`, if they go together."""
-    variant, fields = split_variant(names)
-    if fields:
-        options = " and ".join(
-            f"`model.{field}` {' '.join(map(str, numbers)) if isinstance(numbers, tuple) else numbers}"
-            for field, numbers in fields.items()
-        )
-        raise PolyNeXtError(f"the variant {names!r} has numbers: give {options} instead.")
     chosen = []
-    for name in filter(None, variant.split("+")):
+    for name in filter(None, names.split("+")):
         if name not in VARIANTS:
             hint = suggest(name, VARIANTS, f"choose one of {', '.join(VARIANTS)}.")
             raise PolyNeXtError(f"there is no variant {name!r} of a model: {hint}")
@@ -205,28 +197,6 @@ def chosen_variants(names: str) -> list[Variant]:
     if sum(one.blocks is not None for one in chosen) > 1 or (len(chosen) > 1 and any(one.mixers for one in chosen)):
         raise PolyNeXtError(f"the variants {names!r} change the same parts: choose one of them.")
     return chosen
-
-
-def split_variant(text: str) -> tuple[str, dict[str, Any]]:
-    """A variant of polynext 0.3 and earlier, such as `patch-2+widths-32-64+no-flip`, as names and architecture fields.
-
-    Here ("no-flip", {"patch": 2, "widths": (32, 64)}). Files of these versions hold such variants.
-    """
-    names: list[str] = []
-    fields: dict[str, Any] = {}
-    for part in text.split("+"):
-        match = re.fullmatch(r"(widths|stacks|patch|coarse|window|heads)((?:-[1-9]\d*)+)", part)
-        if match is None:
-            names.append(part)
-            continue
-        field, numbers = match[1], tuple(map(int, match[2][1:].split("-")))
-        if field in ("widths", "stacks"):
-            fields[field] = numbers
-        elif len(numbers) == 1:
-            fields["coarse_kernel" if field == "coarse" else field] = numbers[0]
-        else:
-            names.append(part)
-    return "+".join(names), fields
 
 
 # Modules (Table 3)
@@ -380,9 +350,12 @@ def widened(architecture: PolyNeXtConfig, in_chans: int, num_classes: int, stack
     # Integer widths are too coarse for small networks: the hidden width of the last stage makes up the difference.
     *first, last = wider(low)
     hidden = int(last.width * last.mlp_ratio)  # PolyMLP truncates; adding 0.5 below avoids rounding errors
-    candidates = [[*first, replace(last, mlp_ratio=(hidden + 2 * i + 0.5) / last.width)] for i in range(17)]
-    nearest = min(candidates, key=lambda stages: abs(parameters(stages) - wanted))
-    return replace(architecture, stages=tuple(nearest))
+
+    def with_hidden(pairs: int) -> list[StageConfig]:
+        return [*first, replace(last, mlp_ratio=(hidden + 2 * pairs + 0.5) / last.width)]
+
+    none, one = parameters(with_hidden(0)), parameters(with_hidden(1))  # parameters are linear in the hidden width
+    return replace(architecture, stages=tuple(with_hidden(round((wanted - none) / (one - none)))))
 
 
 def nearest_width(width: float, stage: StageConfig) -> int:
@@ -428,6 +401,14 @@ VARIANTS = {
     "polyattn": Variant(what="attention -> PolyAttn", mixers=mixers(attention=PolyAttention)),
     "poly": Variant(what="convolutions and attention -> PolyConv and PolyAttn", mixers=mixers(PolyConv, PolyAttention)),
     # Not in the paper
+    **{
+        f"conv-{name}": conv_variant(f"{what} of PolyConv alone", partial(FusedConv, fuse=fuse))
+        for name, what, fuse in (
+            ("gelu-one-branch", "GELU on one branch", gelu_one_branch),
+            ("gelu-after-product", "GELU after the product", gelu_after_product),
+            ("gelu-both-branches", "GELU on both branches", gelu_both_branches),
+        )
+    },
     "no-flip": conv_variant("no channel flip", UnflippedConv),
     "no-dilation": conv_variant("coarse branch without dilation", partial(PolyConv, dilation=1)),
     "scales-half": Variant(what="all scales start at 1/2", rebuild=with_scales(lambda n: (0.0,) * n)),

@@ -44,7 +44,7 @@ def test_every_figure_has_a_count_an_experiment_or_a_reason(name: str) -> None:
             assert sum(sources) == 1, entry
 
 
-@pytest.mark.parametrize("name", ["1", "2", "7", "S5", "3", "4", "5", "dropin", "6", "S1", "S2", "S3"])
+@pytest.mark.parametrize("name", ["1", "2", "7", "S5", "3", "4", "5", "dropin", "dropout", "6", "S1", "S2", "S3"])
 def test_no_printed_figure_is_left_out(name: str) -> None:
     parts = ("conv", "attention", "text") if name == "1" else ("rows", "text")
     rows = [row for part in parts for row in paper.rows(name, part)]
@@ -327,7 +327,7 @@ def test_ablations_run_at_the_given_scale() -> None:
     assert (changed.printed, baseline.printed) == ("-22.3", "80.2")
     names = {c.row for c in rows.values()} - {"cpolynext unchanged", "apolynext unchanged"}
     assert len({c.experiment.name for c in rows.values()}) == len(names)  # rows fail alone
-    assert [name for name, one in PAPER_TABLES.items() if one.scaled] == ["3", "4", "5", "dropin"]
+    assert [name for name, one in PAPER_TABLES.items() if one.scaled] == ["3", "4", "5", "dropin", "dropout"]
 
 
 def test_results_of_ablations_are_means_over_seeds() -> None:

@@ -10,8 +10,8 @@ from polynext.recipes import recipe
 from polynext.training import EmaConfig, ModelConfig, TrainConfig, build_model
 
 # The paper's ablations use the Tiny networks, its cross-recipe table the Small ones (-s). Below ImageNet's scale both
-# are the same network.
-FAMILIES = ("cpolynext", "apolynext", "cpolynext-s", "apolynext-s", "convformer", "caformer")
+# are the same network. The peer is a MetaFormer of the size of cpolynext-s, trained by the same recipe.
+FAMILIES = ("cpolynext", "apolynext", "cpolynext-s", "apolynext-s", "convformer", "caformer", "peer")
 METAFORMERS = ("convformer_s18", "caformer_s18")
 SMALL_SCALES = ("digits", "cifar10")
 
@@ -20,7 +20,9 @@ def baselines(scale: str) -> dict[str, TrainConfig]:
     """The config of each family's unchanged network at a scale: digits, cifar10 or imagenet."""
     if scale == "imagenet":
         ours = [recipe(f"{kind}_{size}") for size in ("tiny", "small") for kind in ("cpolynext", "apolynext")]
+        small = recipe("cpolynext_small")
         theirs = [recipe(name) for name in METAFORMERS]
+        theirs.append(replace(small, model=replace(small.model, name="convformer_s18", memory="plain")))
     elif scale in SMALL_SCALES:
         small = recipe(scale)
         # Short runs end before averaged weights are useful.
@@ -28,6 +30,7 @@ def baselines(scale: str) -> dict[str, TrainConfig]:
         names = [f"{kind}_ablate_{scale}" for kind in ("cpolynext", "apolynext")]
         ours = 2 * [replace(small, model=ModelConfig(name=name), ema=ema) for name in names]
         theirs = [as_trained_by(recipe(name), small) for name in METAFORMERS]
+        theirs.append(replace(small, model=ModelConfig(name=f"convformer_ablate_{scale}"), ema=ema))
     else:
         scales = ", ".join([*SMALL_SCALES, "imagenet"])
         raise PolyNeXtError(f"there are no ablations with the recipe {scale!r}: choose one of {scales}.")

@@ -79,6 +79,22 @@ def recipe_of(source: str) -> Change:
     return lambda train: regularisation_of(source)(optimizer_of(source)(train))
 
 
+def scaled_learning_rate(factor: float) -> Change:
+    return lambda train: replace(train, optimizer=replace(train.optimizer, lr=factor * train.optimizer.lr))
+
+
+def scaled_batch(factor: float) -> Change:
+    """Another batch size at the same learning rate and number of epochs."""
+
+    def change(train: TrainConfig) -> TrainConfig:
+        size = round(factor * train.batch_size)
+        return replace(train, batch_size=size, micro_batch=min(size, train.micro_batch))
+
+    return change
+
+
+GELU_VARIANTS = ("gelu-one-branch", "gelu-both-branches", "gelu-after-product")
+
 # Table 3. The MLP with GELU needs a warmup, as the table's footnote says.
 MODULES = [
     Row("mlp-gelu", "modules", "cpolynext", "PolyMLP -> MLP+GELU, post-norm, warmup", gelu_with_warmup),
@@ -128,7 +144,26 @@ FURTHER = [
     *variant_rows("further", "cpolynext", "position-norm"),
     *variant_rows("further", "apolynext", "degree-2", "degree-6"),
     replace(*variant_rows("further", "apolynext", "position-norm"), name="attention-position-norm"),
-    Row("constant-dropout", "further", "cpolynext-s", "head dropout constant, not rising", constant_dropout),
+    *variant_rows("further", "cpolynext", "conv-gelu-one-branch", "conv-gelu-after-product", "conv-gelu-both-branches"),
+]
+
+# Appendix C.3
+DROPOUT = [Row("constant-dropout", "dropout", "cpolynext-s", "head dropout constant, not rising", constant_dropout)]
+
+# Section 5: sensitivity to the learning rate and the batch size, of PolyNeXt and of a MetaFormer of its size.
+FACTORS = {"lr": (0.25, 0.5, 2.0, 4.0, 8.0), "batch": (0.25, 4.0)}
+SENSITIVITY = [
+    Row(f"{family}-{what}-x{factor:g}", "sensitivity", family, f"{model}, {what} x {factor:g}", change(factor))
+    for family, model in (("cpolynext-s", "CPolyNeXt"), ("peer", "ConvFormer of its size"))
+    for what, change in (("lr", scaled_learning_rate), ("batch", scaled_batch))
+    for factor in FACTORS[what]
+]
+
+# Section 5: the rows that `discussion.py` measures.
+DISCUSSION = [
+    *(row for row in MODULES if row.name in ("addition", *GELU_VARIANTS)),
+    *(row for row in STABILISATION if row.family == "cpolynext" and not row.name.startswith("wider")),
+    *SENSITIVITY,
 ]
 
 ABLATION_TABLES: dict[str, list[Row]] = {
@@ -136,7 +171,10 @@ ABLATION_TABLES: dict[str, list[Row]] = {
     "stabilisation": STABILISATION,
     "recipes": RECIPES,
     "dropin": DROPIN,
+    "dropout": DROPOUT,
     "further": FURTHER,
+    "sensitivity": SENSITIVITY,
+    "discussion": DISCUSSION,
 }
 ROWS: dict[str, Row] = {row.name: row for table in ABLATION_TABLES.values() for row in table}
 

@@ -11,6 +11,7 @@ from polynext.experiments.ablation.rows import ROWS
 from polynext.experiments.report import Report
 from polynext.experiments.sweep import Sweep, Trial, shortened, training_images
 from polynext.models import is_polynext
+from polynext.schema import NonNegativeInt
 from polynext.training import TrainConfig
 
 STEPS_BETWEEN_DIAGNOSTICS = 10
@@ -27,7 +28,7 @@ class AblationSweep(Sweep):
     """
 
     recipe: str
-    steps: int = 0
+    steps: NonNegativeInt = 0
     diagnostics: bool = False
 
     def baseline(self, family: str) -> TrainConfig:

@@ -48,6 +48,7 @@ PAPER_TABLES = {
     "4": PaperTable("Stabilisation and architecture", ablation("4", "stabilisation"), scaled=True),
     "5": PaperTable("Recipes crossed", ablation("5", "recipes"), scaled=True),
     "dropin": PaperTable("Modules in CAFormer-S18", ablation("dropin", "dropin"), scaled=True, place="Section 4.3"),
+    "dropout": PaperTable("Constant dropout", ablation("dropout", "dropout"), scaled=True, place="Appendix C.3"),
     "6": PaperTable("ADE20K segmentation", segmentation),
     "7": PaperTable("Fully polynomial variants", fully_polynomial),
     "S1": PaperTable("Training hyperparameters", training_details),
