@@ -5,9 +5,9 @@ A client cannot tell which of the two answered its request.
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,16 @@ import polynext_native
 
 from polynext.arrays import Array
 from polynext.encrypted.runtime.backends import seal_files
-from polynext.encrypted.runtime.backends.protocol import CONJUGATION, EvaluationKeys, Evaluator
-from polynext.encrypted.runtime.backends.seal import SealCiphertext, SealRing, galois_element, own_version
+from polynext.encrypted.runtime.backends.protocol import CONJUGATION, EvaluationKeys, Evaluator, unusable
+from polynext.encrypted.runtime.backends.seal import (
+    SealCiphertext,
+    SealRing,
+    galois_element,
+    own_version,
+    scratch_folder,
+    seal,
+    seal_words,
+)
 
 # Products that are computed in one call. Plaintexts that are not cached exist all at once.
 MOST_TERMS = 256
@@ -49,20 +57,18 @@ class NativeEvaluator(Evaluator):
 
     def __init__(self, ring: SealRing, keys: EvaluationKeys, threads: int = 1, exact: bool = False):
         self.ring, self.parameters = ring, ring.parameters
-        primes = ring.key_primes
-        self.native = polynext_native.evaluator(
-            self.parameters.ring_degree, primes[:-1], primes[-1:], threads=threads, exact=exact
-        )
-        self.relinearisation = keys.relinearisation and self.native.load_key(1, self.digits(keys.relinearisation, 2))
-        self.rotations = {}
-        for step, key in keys.rotations.items():
-            element = galois_element(step, self.parameters)
-            self.rotations[step] = self.native.load_key(element, self.digits(key, element))
+        self.native = native_ring(ring, threads, exact)
+        self.relinearisation = keys.relinearisation and self.key(keys.relinearisation, 1)
+        self.rotations = {
+            step: self.key(key, galois_element(step, self.parameters)) for step, key in keys.rotations.items()
+        }
 
-    def digits(self, key: Any, element: int) -> list[np.ndarray]:
-        """The arrays of a SEAL key's digits."""
-        shape = (2, len(self.ring.key_primes), self.parameters.ring_degree)
-        return [seal_words(digit.data()).reshape(shape) for digit in key.key(element)]
+    def key(self, key: Any, element: int) -> polynext_native.Key:
+        """The extension's form of a key; element 1 is relinearisation."""
+        if isinstance(key, polynext_native.Key):
+            return key
+        digits = key.key(2 if element == 1 else element)
+        return self.native.load_key(element, [digit_words(self.ring, digit) for digit in digits])
 
     def wrap(self, body: polynext_native.Ciphertext, level: int, scale: float) -> NativeCiphertext:
         return NativeCiphertext(self.ring, body, level, scale)
@@ -146,16 +152,41 @@ class NativeEvaluator(Evaluator):
         return self.wrap(self.native.drop(self.body(value), self.parameters.primes_at(level)), level, value.scale)
 
 
-def seal_words(thing: Any) -> np.ndarray:
-    """The words of a SEAL ciphertext, key digit or plaintext, which it gives away only in files."""
+def native_ring(ring: SealRing, threads: int = 1, exact: bool = False) -> polynext_native.Evaluator:
+    primes, special = ring.key_primes, ring.parameters.special_primes
+    return polynext_native.evaluator(
+        ring.parameters.ring_degree, primes[:-special], primes[-special:], threads=threads, exact=exact
+    )
+
+
+def digit_words(ring: SealRing, digit: Any) -> np.ndarray:
+    """The array of one digit of a key, which to SEAL is a public key."""
+    return seal_words(digit.data()).reshape(2, len(ring.key_primes), ring.parameters.ring_degree)
+
+
+def load_hybrid_keys(ring: SealRing, relinearisation: Path, rotations: Mapping[int, Path]) -> EvaluationKeys:
+    """Loads hybrid keys into the extension's memory. Files may come from untrusted clients."""
+    native = native_ring(ring)
+    made = {
+        step: load_hybrid_key(ring, native, path, galois_element(step, ring.parameters), "a rotation key")
+        for step, path in rotations.items()
+    }
+    return EvaluationKeys(load_hybrid_key(ring, native, relinearisation, 1, "a relinearisation key"), made)
+
+
+def load_hybrid_key(
+    ring: SealRing, native: polynext_native.Evaluator, path: Path, element: int, what: str
+) -> polynext_native.Key:
+    """Loads one key. Its structure is checked here, before anything is allocated. SEAL then loads each digit as it
+    loads those of its own keys: it checks parameters and the range of every word, and expands the seed."""
+    expected, digits = ring.expected_hybrid_key(element), []
     with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
-        path = Path(folder) / "words"
-        thing.dyn_array().save(str(path))
-        return seal_files.read_words(path)
-
-
-@cache
-def scratch_folder() -> str | None:
-    """A folder in memory, where the system has one."""
-    shared = Path("/dev/shm")
-    return str(shared) if shared.is_dir() else None
+        checked, part = Path(folder) / "checked", Path(folder) / path.name
+        try:
+            seal_files.rewrite(path, checked, expected, own_version())
+        except seal_files.NotThisError as error:
+            raise unusable(path, what, error) from error
+        for body in expected.read(checked):
+            part.write_bytes(body)
+            digits.append(digit_words(ring, ring.load(seal.PublicKey(), what, part)))
+    return native.load_key(element, digits)

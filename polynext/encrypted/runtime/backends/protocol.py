@@ -142,10 +142,10 @@ class Backend(ABC):
 @dataclass(eq=False)
 class EvaluationKeys:
     """The keys for computing: one for products and one for each rotation. They are separate, because loading a file of
-    many keys can take several times its size in memory."""
+    many keys can take several times its size in memory. Those that a client makes are `Savable`."""
 
-    relinearisation: Savable
-    rotations: Mapping[int, Savable]
+    relinearisation: Any
+    rotations: Mapping[int, Any]
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,10 @@ class UploadHandling(ABC):
     @abstractmethod
     def most_bytes(self, part: Part) -> int:
         """The largest possible size of a part."""
+
+    def upload_bytes(self, part: Part) -> int:
+        """About the size of a part as our clients send it."""
+        return self.most_bytes(part)
 
     @abstractmethod
     def receive(self, source: Path, target: Path, part: Part) -> str:

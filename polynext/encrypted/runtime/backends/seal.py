@@ -130,6 +130,11 @@ class SealRing(Ring):
         return SealKey(self, self.load(seal.SecretKey(), "a secret key", path))
 
     def load_evaluation_keys(self, relinearisation: Path, rotations: Mapping[int, Path]) -> EvaluationKeys:
+        if self.parameters.hybrid_keys:
+            require_hybrid_engine()
+            from polynext.encrypted.runtime.backends.native import load_hybrid_keys
+
+            return load_hybrid_keys(self, relinearisation, rotations)
         loaded = {step: self.load(seal.GaloisKeys(), "a rotation key", path) for step, path in rotations.items()}
         return EvaluationKeys(self.load(seal.RelinKeys(), "a relinearisation key", relinearisation), loaded)
 
@@ -139,25 +144,43 @@ class SealRing(Ring):
             raise unexpected_ciphertext(path)
         return SealCiphertext(body, level, scale)
 
-    def expected(self, part: Part) -> seal_files.Ciphertext | seal_files.SwitchingKeys:
+    def expected(self, part: Part) -> seal_files.Content:
         """The expected content of a part's file."""
         parameters, degree = self.parameters, self.parameters.ring_degree
         if part.kind == "ciphertext":
             return self.expected_ciphertext(0, parameters.input_scale)
-        identity = seal_files.parameters_id(self.context.key_parms_id())
-        digit = seal_files.Ciphertext(identity, degree, len(parameters.prime_bits), 1.0)
+        if parameters.hybrid_keys:
+            return self.expected_hybrid_key(
+                1 if part.kind == "relinearisation" else galois_element(part.step, parameters)
+            )
+        digit = self.expected_digit(seeded=False)
         if part.kind == "relinearisation":
             return seal_files.SwitchingKeys(digit, parameters.depth + 1)
         at = (galois_element(part.step, parameters) - 1) // 2
         return seal_files.SwitchingKeys(digit, parameters.depth + 1, degree, at)
+
+    def expected_digit(self, seeded: bool) -> seal_files.Ciphertext:
+        """One digit of a key: an encryption over all primes."""
+        identity = seal_files.parameters_id(self.context.key_parms_id())
+        parameters = self.parameters
+        return seal_files.Ciphertext(identity, parameters.ring_degree, len(parameters.prime_bits), 1.0, seeded)
+
+    def expected_hybrid_key(self, element: int) -> seal_files.HybridKey:
+        return seal_files.HybridKey(self.expected_digit(seeded=True), self.parameters.digits_at(0), element)
 
     def expected_ciphertext(self, level: int, scale: float) -> seal_files.Ciphertext:
         identity = seal_files.parameters_id(self.levels[level])
         return seal_files.Ciphertext(identity, self.parameters.ring_degree, self.parameters.primes_at(level), scale)
 
     def most_bytes(self, part: Part) -> int:
-        plain = self.expected(part).most_bytes
-        return plain + plain // 256 + 1024  # compression lengthens incompressible data by at most this much
+        wanted = self.expected(part)
+        if isinstance(wanted, seal_files.HybridKey):
+            return wanted.most_bytes  # it is never compressed
+        return wanted.most_bytes + wanted.most_bytes // 256 + 1024  # compression may lengthen random data a little
+
+    def upload_bytes(self, part: Part) -> int:
+        """Clients send a seed instead of the random half of each of SEAL's keys."""
+        return self.most_bytes(part) // (2 if isinstance(self.expected(part), seal_files.SwitchingKeys) else 1)
 
     def receive(self, source: Path, target: Path, part: Part) -> str:
         try:
@@ -171,7 +194,9 @@ class SealRing(Ring):
         seal_files.rewrite(source, target, wanted, (int(major), int(minor)))
 
     def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> Evaluator:
-        if evaluation_engine() == "seal":
+        if self.parameters.hybrid_keys:
+            require_hybrid_engine()
+        elif evaluation_engine() == "seal":
             return SealEvaluator(self, keys)  # which has one thread
         from polynext.encrypted.runtime.backends.native import NativeEvaluator
 
@@ -179,12 +204,14 @@ class SealRing(Ring):
 
     @cached_property
     def key_primes(self) -> list[int]:
-        """All primes in SEAL's order: the last one to be dropped first, the special prime of the keys at the end."""
+        """All primes in SEAL's order: the last one to be dropped first, the special primes of the keys at the end."""
         return [modulus.value() for modulus in self.context.key_context_data().parms().coeff_modulus()]
 
-    def browser_parameters(self, rotations: Iterable[int]) -> dict[str, Any]:
-        """The arguments of SEAL's own constructors, for `node-seal`."""
+    def browser_parameters(self, rotations: Iterable[int]) -> dict[str, Any] | None:
+        """The arguments of SEAL's own constructors, for `node-seal`, which cannot make hybrid keys."""
         parameters = self.parameters
+        if parameters.hybrid_keys:
+            return None
         parts = [part for part in Part.keys(rotations) if part.kind == "rotation"]
         return {
             "poly_modulus_degree": parameters.ring_degree,
@@ -203,6 +230,8 @@ class SealKey(SecretKey):
         self.secret.save(path)
 
     def evaluation_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
+        if self.ring.parameters.hybrid_keys:
+            return self.loaded(self.sendable_keys(rotations))
         generator = seal.KeyGenerator(self.ring.context, self.secret)
         relinearisation = seal.RelinKeys()
         generator.create_relin_keys(relinearisation)
@@ -214,9 +243,23 @@ class SealKey(SecretKey):
 
     def sendable_keys(self, rotations: Iterable[int]) -> EvaluationKeys:
         """Half of each key is random. SEAL saves the seed of that half, if the key was created for saving."""
+        if self.ring.parameters.hybrid_keys:
+            from polynext.encrypted.runtime.backends.hybrid_keys import HybridKeyGenerator
+
+            return HybridKeyGenerator(self).keys(rotations)
         generator = seal.KeyGenerator(self.ring.context, self.secret)
         made = {s: generator.create_galois_keys([galois_element(s, self.ring.parameters)]) for s in rotations}
         return EvaluationKeys(generator.create_relin_keys(), made)
+
+    def loaded(self, keys: EvaluationKeys) -> EvaluationKeys:
+        """Keys as a server loads them from files."""
+        with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
+            relinearisation, *parts = Part.keys(keys.rotations)
+            files = {part.step: Path(folder) / part.name for part in parts}
+            keys.relinearisation.save(str(Path(folder) / relinearisation.name))
+            for step, path in files.items():
+                keys.rotations[step].save(str(path))
+            return self.ring.load_evaluation_keys(Path(folder) / relinearisation.name, files)
 
     def encrypt(self, values: Array) -> SealCiphertext:
         parameters = self.ring.parameters
@@ -247,11 +290,40 @@ def evaluation_engine() -> Literal["native", "seal"]:
     return cast(Literal["native", "seal"], chosen)
 
 
+def require_hybrid_engine() -> None:
+    """Raises PolyNeXtError if this machine cannot compute with hybrid keys."""
+    if find_spec("polynext_native") is None:
+        problem = "polynext-native is not installed"
+    elif os.environ.get("POLYNEXT_ENGINE") == "seal":
+        problem = "POLYNEXT_ENGINE is seal"
+    else:
+        return
+    raise PolyNeXtError(
+        f"this network was prepared with hybrid keys, which only the native evaluator computes with, and {problem}: "
+        "install or choose it, or prepare the network with `--clients any`."
+    )
+
+
 def galois_element(steps: int, parameters: Parameters) -> int:
     """The Galois element of a rotation, or of conjugation."""
     if steps == CONJUGATION:
         return 2 * parameters.ring_degree - 1
     return pow(3, steps % parameters.slots, 2 * parameters.ring_degree)
+
+
+def seal_words(thing: Any) -> np.ndarray:
+    """The words of a SEAL ciphertext, key digit or plaintext, which it gives away only in files."""
+    with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
+        path = Path(folder) / "words"
+        thing.dyn_array().save(str(path))
+        return seal_files.read_words(path)
+
+
+@cache
+def scratch_folder() -> str | None:
+    """A folder in memory, where the system has one."""
+    shared = Path("/dev/shm")
+    return str(shared) if shared.is_dir() else None
 
 
 class SealEvaluator(Evaluator):

@@ -9,7 +9,7 @@ decompressed into no more bytes than such a file has, and checked header by head
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +25,7 @@ CHUNK = 2**20
 CIPHERTEXT = struct.Struct("<32s?QQQdQ")
 COUNT = struct.Struct("<Q")
 SEED_BYTES = HEADER.size + 65
+FIRST_WORD = 2 * HEADER.size + CIPHERTEXT.size + COUNT.size  # the position of a ciphertext's first word
 
 Version = tuple[int, int]
 
@@ -65,10 +66,12 @@ class Ciphertext:
     degree: int
     primes: int
     scale: float
+    seeded: bool = False  # whether the second polynomial must be a seed; otherwise it may be
 
     @property
     def most_bytes(self) -> int:
-        return 2 * HEADER.size + CIPHERTEXT.size + COUNT.size + 2 * self.primes * self.degree * 8
+        polynomial = self.primes * self.degree * 8
+        return FIRST_WORD + polynomial + (SEED_BYTES if self.seeded else polynomial)
 
     def versions(self, file: BinaryIO) -> Iterator[int]:
         """The positions of the headers inside, if this is such a ciphertext. Leaves the file at its end."""
@@ -81,7 +84,10 @@ class Ciphertext:
         header = Header.read(file)
         count = self.primes * self.degree  # of one polynomial; then comes the other one, or its seed
         (numbers,) = COUNT.unpack(exactly(file, COUNT.size))
-        if numbers not in (count, 2 * count) or header.length != HEADER.size + COUNT.size + 8 * numbers:
+        if (
+            numbers not in ((count,) if self.seeded else (count, 2 * count))
+            or header.length != HEADER.size + COUNT.size + 8 * numbers
+        ):
             raise NotThisError("its length is not the one in its header")
         skip(file, 8 * numbers)
         if numbers == count:
@@ -119,7 +125,55 @@ class SwitchingKeys:
                 yield from self.part.versions(file)
 
 
-def rewrite(source: Path, target: Path, wanted: Ciphertext | SwitchingKeys, version: Version) -> Version:
+@dataclass(frozen=True)
+class HybridKey:
+    """The expected content of a hybrid key, which is our own format in SEAL's style: the parameters, the element of the
+    automorphism (1 for relinearisation), the number of digits, and each digit as SEAL saves it, with a seed."""
+
+    digit: Ciphertext
+    digits: int
+    element: int
+
+    @property
+    def head(self) -> bytes:
+        """What precedes the digits, after the header."""
+        return self.digit.parameters + COUNT.pack(self.element) + COUNT.pack(self.digits)
+
+    @property
+    def most_bytes(self) -> int:
+        return HEADER.size + len(self.head) + self.digits * self.digit.most_bytes
+
+    def versions(self, file: BinaryIO) -> Iterator[int]:
+        if exactly(file, len(self.digit.parameters)) != self.digit.parameters:
+            raise NotThisError("it was made for other parameters")
+        if COUNT.unpack(exactly(file, COUNT.size)) != (self.element,):
+            raise NotThisError("it is the key of another rotation")
+        if COUNT.unpack(exactly(file, COUNT.size)) != (self.digits,):
+            raise NotThisError("it has another number of digits")
+        for _ in range(self.digits):
+            yield file.tell()
+            if Header.read(file).length != self.digit.most_bytes:
+                raise NotThisError("a digit has another length")
+            yield from self.digit.versions(file)
+
+    def write(self, file: BinaryIO, digits: Iterable[bytes], version: Version) -> None:
+        """Writes a key whose digits are files of SEAL, uncompressed."""
+        file.write(Header(version, PLAIN, self.most_bytes).pack() + self.head)
+        for digit in digits:
+            file.write(digit)
+
+    def read(self, path: Path) -> Iterator[bytes]:
+        """The digits of a file that `rewrite` has checked."""
+        with path.open("rb") as file:
+            file.seek(HEADER.size + len(self.head))
+            for _ in range(self.digits):
+                yield exactly(file, self.digit.most_bytes)
+
+
+Content = Ciphertext | SwitchingKeys | HybridKey
+
+
+def rewrite(source: Path, target: Path, wanted: Content, version: Version) -> Version:
     """Checks an object and writes it uncompressed for a version of SEAL. Returns the version that it had."""
     with source.open("rb") as packed, target.open("w+b") as file:
         header = Header.read(packed)
