@@ -4,9 +4,8 @@ The variants are the networks of the paper's ablations (Tables 3 and 4, Section 
 training run's config, so that the folder of a run defines its network.
 """
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -14,14 +13,12 @@ from typing import Any, Literal
 from torch import nn
 
 from polynext.errors import PolyNeXtError, suggest
-from polynext.models.costs import count_parameters
 from polynext.models.dropin import Maker, replace_mixers
 from polynext.models.factory import create_model, is_polynext
 from polynext.models.network import (
     Blocks,
     Downsampling,
     FullyPolynomialBlocks,
-    PolyNeXt,
     PolyNeXtConfig,
     Size,
     StageConfig,
@@ -44,7 +41,8 @@ from polynext.models.substitutes import (
     gelu_both_branches,
     gelu_one_branch,
 )
-from polynext.nn import LayerScale, LearnableScale, PolyAttention, PolyConv
+from polynext.models.widening import Cost, widened
+from polynext.nn import LayerScale, LearnableScale, NormMaker, PolyAttention, PolyConv
 
 # From an architecture, image channels and classes to another architecture.
 Rebuild = Callable[[PolyNeXtConfig, int, int], PolyNeXtConfig]
@@ -262,7 +260,7 @@ def without_coarse_kernel(conv: Callable[..., nn.Module]) -> Callable[..., nn.Mo
     return lambda channels, ratio, coarse_kernel, **options: conv(channels, ratio, **options)
 
 
-def poly_attention(stage: StageConfig, size: Size, **options: Any) -> nn.Module:
+def poly_attention(stage: StageConfig, feature_map: Size, **options: Any) -> nn.Module:
     return PolyAttention(stage.width, stage.heads, window=stage.window, **options)
 
 
@@ -329,44 +327,37 @@ class WithoutCellNorm(Blocks):
         return nn.Identity()
 
 
-@functools.cache
-def widened(architecture: PolyNeXtConfig, in_chans: int, num_classes: int, stacks: int) -> PolyNeXtConfig:
-    """Fewer stacks in each cell and wider stages, with the same number of parameters within 1%."""
-    fewer = tuple(replace(stage, stacks=min(stage.stacks, stacks)) for stage in architecture.stages)
-
-    def parameters(stages: Sequence[StageConfig]) -> int:
-        of_these = replace(architecture, stages=tuple(stages))
-        return count_parameters(PolyNeXt(of_these, in_chans, num_classes, device="meta"))
-
-    wanted = parameters(architecture.stages)
-
-    def wider(factor: float) -> list[StageConfig]:
-        return [replace(stage, width=nearest_width(factor * stage.width, stage)) for stage in fewer]
-
-    low, high = 1.0, 4.0
-    for _ in range(12):
-        middle = (low + high) / 2
-        low, high = (middle, high) if parameters(wider(middle)) < wanted else (low, middle)
-    # Integer widths are too coarse for small networks: the hidden width of the last stage makes up the difference.
-    *first, last = wider(low)
-    hidden = int(last.width * last.mlp_ratio)  # PolyMLP truncates; adding 0.5 below avoids rounding errors
-
-    def with_hidden(pairs: int) -> list[StageConfig]:
-        return [*first, replace(last, mlp_ratio=(hidden + 2 * pairs + 0.5) / last.width)]
-
-    none, one = parameters(with_hidden(0)), parameters(with_hidden(1))  # parameters are linear in the hidden width
-    return replace(architecture, stages=tuple(with_hidden(round((wanted - none) / (one - none)))))
-
-
-def nearest_width(width: float, stage: StageConfig) -> int:
-    """The nearest width for which PolyMLP's two branches are equally wide."""
-    step = next(w for w in range(1, 65) if (w * stage.mlp_ratio) % 2 == 0)
-    return max(step, step * round(width / step))
-
-
 def with_scales(logits: Callable[[int], tuple[float, ...]]) -> Rebuild:
     """Other initial logits of Sigmoid-Scale, of the same number."""
     return lambda config, in_chans, num_classes: replace(config, scale_logits=logits(len(config.scale_logits)))
+
+
+def wider(what: str, stacks: int, match: Cost) -> Variant:
+    return Variant(what=what, rebuild=partial(widened, stacks=stacks, match=match))
+
+
+# Norms (Appendix C.5), one by one
+
+
+class WithPositionNorms(Blocks):
+    """Position norms in place of every LayerNorm. Attention still divides by its own row sums."""
+
+    def norm(self, size: Size) -> NormMaker:
+        return FullyPolynomialBlocks().norm(size)
+
+
+class WithoutOutputNorm(FullyPolynomialBlocks):
+    """Fully polynomial, without the additional norm before the output projection of attention."""
+
+    def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
+        mixer = super().mixer(stage, size, **dd)
+        if isinstance(mixer, PolyAttention):
+            mixer.out_norm = nn.Identity()
+        return mixer
+
+
+def row_sum_attention(stage: StageConfig, size: Size, **options: Any) -> nn.Module:
+    return poly_attention(stage, size, normalisation="row_sum", size=size, **options)
 
 
 def mixers(conv: Maker | None = None, attention: Maker | None = None) -> dict[str, Any]:
@@ -394,8 +385,10 @@ VARIANTS = {
     "layerscale-one": Variant(what="Sigmoid-Scale -> LayerScale 1.0", blocks=WithLayerScale(1.0)),
     "single-input": Variant(what="no multi-input skip", blocks=SingleInput()),
     "no-cell-norm": Variant(what="no norm before the cell", blocks=WithoutCellNorm()),
-    "wider-2": Variant(what="wider, 2 stacks a cell", rebuild=partial(widened, stacks=2)),
-    "wider-1": Variant(what="wider, 1 stack a cell", rebuild=partial(widened, stacks=1)),
+    "wider-2": wider("wider, 2 stacks a cell", 2, "parameters"),
+    "wider-1": wider("wider, 1 stack a cell", 1, "parameters"),
+    "wider-2-macs": wider("wider, 2 stacks a cell, equal MACs", 2, "macs"),
+    "wider-1-macs": wider("wider, 1 stack a cell, equal MACs", 1, "macs"),
     # Section 4.3
     "polyconv": Variant(what="convolutions -> PolyConv", mixers=mixers(conv=PolyConv)),
     "polyattn": Variant(what="attention -> PolyAttn", mixers=mixers(attention=PolyAttention)),
@@ -415,6 +408,13 @@ VARIANTS = {
     "scales-falling": Variant(what="logits start at 0, -1/2, -1, ...", rebuild=with_scales(falling)),
     "scales-halving": Variant(what="scales start at 1/2, 1/2, 1/4, 1/8, ...", rebuild=with_scales(halving)),
     "position-norm": Variant(what="norms -> position norms (fully polynomial)", blocks=FullyPolynomialBlocks()),
+    "row-sums-alone": attention_variant("row sums -> running row sums", row_sum_attention),
+    "position-norms-alone": Variant(
+        what="norms -> position norms, row sums unchanged", blocks=WithPositionNorms(), changes="attention"
+    ),
+    "no-output-norm": Variant(
+        what="fully polynomial, no norm before W_out", blocks=WithoutOutputNorm(), changes="attention"
+    ),
     # For fully polynomial networks (_bn)
     "position-beta": norm_variant("position norms with beta (Appendix C.5)", norm_beta=True),
     "shared-statistics": norm_variant("statistics shared by all processes", share_statistics=True),

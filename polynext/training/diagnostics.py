@@ -118,14 +118,16 @@ class BranchGradients:
 
         dead_a, dead_b: elements that give the branch less than a tenth of the gradient of a product.
         dead_both: elements that are dead for both.
+        passed_a, passed_b: the sum of the gradient's absolute values, as a multiple of the sum that a product gives.
         coupling: correlation between the size of a branch's derivative and that of its sibling; 1 for a product.
         """
         a, b = self.pair([part.value for part in self.branches])
         gradient_a, gradient_b = self.pair([part.gradient for part in self.branches])
         assert self.fused.gradient is not None
         g = self.fused.gradient.float()
-        dead_a = gradient_a.abs() < DEAD_SHARE * (g * b).abs()
-        dead_b = gradient_b.abs() < DEAD_SHARE * (g * a).abs()
+        of_product_a, of_product_b = (g * b).abs(), (g * a).abs()
+        dead_a = gradient_a.abs() < DEAD_SHARE * of_product_a
+        dead_b = gradient_b.abs() < DEAD_SHARE * of_product_b
         live = g != 0
         derivatives = torch.cat([(gradient_a[live] / g[live]).abs(), (gradient_b[live] / g[live]).abs()])
         siblings = torch.cat([b[live].abs(), a[live].abs()])
@@ -133,12 +135,18 @@ class BranchGradients:
             "dead_a": share(dead_a),
             "dead_b": share(dead_b),
             "dead_both": share(dead_a & dead_b),
+            "passed_a": ratio(gradient_a.abs().sum(), of_product_a.sum()),
+            "passed_b": ratio(gradient_b.abs().sum(), of_product_b.sum()),
             "coupling": correlation(derivatives, siblings),
         }
 
 
 def share(condition: Tensor) -> float:
     return condition.float().mean().item()
+
+
+def ratio(numerator: Tensor, denominator: Tensor) -> float:
+    return (numerator / denominator).item() if denominator > 0 else 0.0
 
 
 def correlation(x: Tensor, y: Tensor) -> float:

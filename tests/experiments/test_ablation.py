@@ -24,6 +24,7 @@ from polynext.models.polynext import CONFIGS, halving
 from polynext.models.substitutes import FineConv, GeluMLP, SeparableConv, StandardAttention
 from polynext.models.variants import ArchitectureChanges, create_variant, widened
 from polynext.nn import (
+    LayerNorm2d,
     LayerScale,
     LearnableScale,
     PolyAttention,
@@ -62,9 +63,9 @@ def test_every_row_is_a_network_that_learns(name: str) -> None:
 
 def test_every_row_of_the_paper_is_listed() -> None:
     printed = [row["row"] for table in paper.ABLATION_TABLES for row in paper.rows(table)]
-    ours = ("further", "sensitivity", "discussion")
+    ours = ("norms", "further", "sensitivity", "discussion")
     listed = [row.name for table, rows in ABLATION_TABLES.items() if table not in ours for row in rows]
-    assert sorted(printed) == sorted(set(listed) - {"caformer-poly"})
+    assert sorted(printed) == sorted(set(listed) - {"caformer-poly", "wider-2-macs", "wider-1-macs"})
     assert {row.family for row in ROWS.values()} <= set(FAMILIES)
 
 
@@ -130,10 +131,40 @@ def test_wider_networks_keep_their_parameters(scale: str, stacks: int) -> None:
     assert abs(costs(ROWS[f"wider-{stacks}"].change(baseline))[0] / costs(baseline)[0] - 1) < 0.01
 
 
+@pytest.mark.parametrize("scale", ["digits", "cifar10", "imagenet"])
+@pytest.mark.parametrize("stacks", [1, 2])
+def test_wider_networks_keep_their_macs(scale: str, stacks: int) -> None:
+    baseline = baselines(scale)["cpolynext"]
+    own, wider = costs(baseline), costs(ROWS[f"wider-{stacks}-macs"].change(baseline))
+    assert wider[1] == pytest.approx(own[1], rel=0.01)
+    if scale != "digits":  # downsamplings and head get a larger share of the parameters
+        assert wider[0] > 1.03 * own[0]
+
+
 @pytest.mark.parametrize("stacks", [1, 2])
 def test_wider_tiny_networks_keep_their_parameters(stacks: int) -> None:
     baseline = baselines("imagenet")["cpolynext"]
     assert abs(costs(ROWS[f"wider-{stacks}"].change(baseline))[0] / costs(baseline)[0] - 1) < 0.01
+
+
+def test_norms_are_replaced_one_kind_at_a_time() -> None:
+    """Which norms a row has: LayerNorms, position norms, running row sums, and norms before W_out."""
+
+    def norms(name: str) -> tuple[bool, bool, bool, bool]:
+        model = network(name)
+        attentions = [m for m in model.modules() if isinstance(m, PolyAttention)]
+        assert attentions and len({m.normalisation for m in attentions}) == 1
+        return (
+            any(isinstance(m, LayerNorm2d) for m in model.modules()),
+            any(isinstance(m, PositionNorm2d) for m in model.modules()),
+            all(m.row_norm is not None for m in attentions),
+            all(isinstance(m.out_norm, PositionNorm2d) for m in attentions),
+        )
+
+    assert norms("row-sums-alone") == (True, False, True, False)
+    assert norms("position-norms-alone") == (False, True, False, False)
+    assert norms("attention-position-norm") == (False, True, True, True)
+    assert norms("no-output-norm") == (False, True, True, False)
 
 
 def test_replacements_cost_about_the_same() -> None:
@@ -157,7 +188,13 @@ def test_recipes_change_what_they_say() -> None:
     assert regularised.ema == families["cpolynext-s"].ema
     assert regularised.model.name == "convformer_s18"
     ours = ROWS["cpolynext-convformer-optimizer"].change(families["cpolynext-s"])
-    assert ours.schedule.warmup_epochs == 20
+    assert ours.schedule == convformer.schedule
+    assert (regularised.epochs, regularised.schedule) == (310, convformer.schedule)
+    # A schedule has its length: 300 epochs of cosine, and ten of cooldown in MetaFormer's.
+    for theirs in ("convformer", "caformer"):
+        changed = [ROWS[f"{theirs}-our-{part}"].change(families[theirs]) for part in ("optimizer", "recipe")]
+        assert [(one.epochs, one.schedule.cooldown_epochs) for one in changed] == [(300, 0), (300, 0)]
+    assert (ours.epochs, ours.schedule.cooldown_epochs) == (310, 10)
     small = baselines("digits")["convformer"]
     assert (small.data.name, small.model.name, small.schedule.warmup_epochs) == ("digits", "convformer_s18", 4)
 
@@ -289,10 +326,11 @@ def test_the_figure_shows_differences_the_papers_and_failures() -> None:
 
 
 def test_a_shorter_run_warms_up_in_proportion() -> None:
-    """A row with another network's optimiser has the same warmup as that network."""
+    """A row with another network's optimiser has the same warmup as that network, and its cooldown in addition."""
     sweep = AblationSweep("digits", steps=660)
     theirs, ours = sweep.config("convformer"), sweep.config("cpolynext-convformer-optimizer")
-    assert theirs.epochs == ours.epochs == 30
+    assert (theirs.epochs, ours.epochs) == (30, 31)
+    assert theirs.schedule.cooldown_epochs == ours.schedule.cooldown_epochs == 1
     assert theirs.schedule.warmup_epochs == ours.schedule.warmup_epochs == 2
 
 
