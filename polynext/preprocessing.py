@@ -18,6 +18,9 @@ from polynext.errors import PolyNeXtError
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp", ".tif", ".tiff"}
 UNREADABLE = (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError)
 
+# A pixel of at least this value, of 255, is part of a drawing.
+INK = 16
+
 Pixels = NDArray[np.float32]
 
 
@@ -27,8 +30,10 @@ class Preprocessing:
 
     Attributes:
         size: side of the network's square input, in pixels.
-        resize: length of the shorter edge before the crop.
-        crop: "centre" crops the centre, "squash" resizes to a square without keeping the proportions.
+        resize: length of the shorter edge before the crop; for drawings, of the longer edge.
+        crop: "centre" crops the centre, "squash" resizes to a square without keeping the proportions. "drawing" is for
+            bright lines on black, as MNIST was prepared: the smallest box around the lines is resized, and its centre
+            of mass comes to the centre of the input.
         interpolation: interpolation of the resize.
         mean: mean of each channel, for pixel values in 0 to 1; one channel is grey, three are RGB.
         std: standard deviation of each channel.
@@ -38,7 +43,7 @@ class Preprocessing:
 
     size: int = 8
     resize: int = 8
-    crop: Literal["centre", "squash"] = "centre"
+    crop: Literal["centre", "squash", "drawing"] = "centre"
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
@@ -49,7 +54,13 @@ class Preprocessing:
                 f"the mean is {self.mean} and the std {self.std}: give one number of each for grey images or three for "
                 "RGB, and a std above 0."
             )
-        if not 1 <= self.size <= self.resize:
+        if self.crop == "drawing":
+            if self.channels != 1 or not 1 <= self.resize <= self.size:
+                raise PolyNeXtError(
+                    f"drawings of {self.resize} pixels with {self.channels} channels do not fit an input of "
+                    f"{self.size}: give one channel, and a resize of at least 1 and at most the size."
+                )
+        elif not 1 <= self.size <= self.resize:
             raise PolyNeXtError(
                 f"images of {self.size} pixels cannot be cropped from {self.resize}: give a size of at least 1 and at "
                 "most the resize."
@@ -74,6 +85,8 @@ class Preprocessing:
         return image if image.mode == mode else image.convert(mode)
 
     def resized(self, image: Image.Image) -> Image.Image:
+        if self.crop == "drawing":
+            return self.centred(image)
         if self.crop == "squash":
             wanted = (self.resize, self.resize)
         else:
@@ -85,6 +98,28 @@ class Preprocessing:
             return image
         left, top = round((image.width - self.size) / 2), round((image.height - self.size) / 2)
         return image.crop((left, top, left + self.size, top + self.size))
+
+    def centred(self, image: Image.Image) -> Image.Image:
+        """A drawing, resized to fit its box and moved so that the central pixel contains its centre of mass."""
+        made = Image.new("L", (self.size, self.size))
+        box = image.point(lambda value: value >= INK and 255).getbbox()
+        if box is None:
+            return made
+        width, height = box[2] - box[0], box[3] - box[1]
+        longer = max(width, height)
+        wanted = max(1, self.resize * width // longer), max(1, self.resize * height // longer)
+        drawing = image.crop(box)
+        if drawing.size != wanted:
+            drawing = drawing.resize(wanted, self.resampling)
+        ink = np.asarray(drawing, dtype=np.int64)
+        made.paste(drawing, (self.corner(ink.sum(axis=0)), self.corner(ink.sum(axis=1))))
+        return made
+
+    def corner(self, ink: NDArray[np.int64]) -> int:
+        """Where a drawing begins along an axis, from the sums of its pixels along the other one."""
+        mass, moment = int(ink.sum()), int((ink * np.arange(len(ink))).sum())
+        centre = (2 * moment + mass) // (2 * mass)
+        return min(max(self.size // 2 - centre, 0), self.size - len(ink))
 
     @property
     def resampling(self) -> Image.Resampling:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from polynext.preprocessing import Preprocessing
-from polynext.schema import Config, NonNegative, NonNegativeInt, Share
+from polynext.schema import Config, NonNegative, NonNegativeInt, Share, ShareBelowOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,12 +14,14 @@ class DataConfig(Config):
 
     Attributes:
         name: a data set of `polynext.data.sets`, or timm:NAME for any that timm's create_dataset reads.
-        root: folder of the data, or a .npz with train_x, train_y, test_x, test_y; not needed for digits.
-        download: download cifar10 or svhn to root if they are missing.
+        root: folder of the data, or a .npz with train_x, train_y, test_x, test_y; not needed for digits and drawings.
+        download: download cifar10, mnist or svhn to root if they are missing.
         preprocessing: how an image becomes the network's input.
         workers: worker processes that prepare images, at most one for each core; 0 for none.
         most_memory: keep decoded images in memory if they take at most this many gigabytes.
         limit: number of training images to use, balanced over the classes; 0 for all.
+        validation: number of training images, balanced over the classes, that select the best weights instead of the
+            test images, and are not trained on; 0 for none.
     """
 
     name: str = "digits"
@@ -29,6 +31,7 @@ class DataConfig(Config):
     workers: NonNegativeInt = 0
     most_memory: NonNegative = 4.0
     limit: NonNegativeInt = 0
+    validation: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,9 @@ class AugmentConfig(Config):
     Attributes:
         crop: "resized" for a random resized crop, "shift" for a shift by up to an eighth of the side (at least one
             pixel), "none" for neither.
+        rotation: largest rotation, in degrees; like `scaling` and `line_width` not for resized crops.
+        scaling: largest relative change of width and height, each on its own.
+        line_width: largest change of the thickness of bright lines on black, as a share of two pixels.
         crop_scale: smallest area of a resized crop, as a share of the image.
         interpolation: interpolation of a resized crop: bicubic, bilinear, or random for one of the two.
         hflip: probability of a horizontal flip.
@@ -51,6 +57,9 @@ class AugmentConfig(Config):
     """
 
     crop: Literal["resized", "shift", "none"] = "resized"
+    rotation: NonNegative = 0.0
+    scaling: ShareBelowOne = 0.0
+    line_width: Share = 0.0
     crop_scale: Share = 0.08
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     hflip: Share = 0.5

@@ -52,6 +52,19 @@ class Subset(Examples):
         return self.examples.image(int(self.indices[index]))
 
 
+class Concatenated(Examples):
+    """Several sets of examples of the same classes, one after the other."""
+
+    def __init__(self, parts: Sequence[Examples]):
+        super().__init__(np.concatenate([part.labels for part in parts]), parts[0].classes)
+        self.parts = parts
+        self.starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+
+    def image(self, index: int) -> Image.Image:
+        part = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return self.parts[part].image(index - int(self.starts[part]))
+
+
 class ArrayExamples(Examples):
     """Images in one uint8 array, (N, H, W) or (N, H, W, 3)."""
 
@@ -138,3 +151,9 @@ def balanced_indices(labels: np.ndarray, count: int) -> np.ndarray:
         of_class = np.flatnonzero(labels == label)
         rank[of_class] = np.arange(len(of_class))
     return np.sort(np.argsort(rank, kind="stable")[:count])
+
+
+def balanced_sample(labels: np.ndarray, count: int) -> np.ndarray:
+    """`balanced_indices` of a random order, always the same: from all parts of the data set."""
+    order = np.random.default_rng(0).permutation(len(labels))
+    return np.sort(order[balanced_indices(labels[order], count)])

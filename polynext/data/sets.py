@@ -9,19 +9,23 @@ from zipfile import BadZipFile
 import numpy as np
 
 from polynext.data.config import DataConfig
+from polynext.data.drawings import DrawnExamples
 from polynext.data.examples import (
     ArrayExamples,
+    Concatenated,
     Examples,
     FileExamples,
     FolderExamples,
     TimmExamples,
     balanced_indices,
+    balanced_sample,
 )
 from polynext.data.shards import ShardExamples, find_shards
 from polynext.errors import PolyNeXtError, suggest
 from polynext.extras import require
 
-Split = Literal["train", "test"]
+Split = Literal["train", "validation", "test"]
+FileSplit = Literal["train", "test"]  # as data sets have them
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "test")}
 
 
@@ -30,22 +34,31 @@ class DataSet:
     """A data set: what its root is, how a split is read, and its number of classes if that is fixed."""
 
     what: str
-    read: Callable[[DataConfig, Split], Examples]
+    read: Callable[[DataConfig, FileSplit], Examples]
     classes: int | None = None
     needs_root: bool = True
 
 
 def load_examples(config: DataConfig, split: Split) -> Examples:
-    """The images of a split; of the training split only `limit`, if that is set."""
+    """The images of a split. The validation images are a part of the training split, which then excludes them; of the
+    rest `limit` images are used, if that is set."""
     data_set = find_data_set(config.name)
     if data_set.needs_root and config.root is None:
         raise PolyNeXtError(f"{config.name} needs `data.root`: give {data_set.what}.")
-    examples = data_set.read(config, split)
-    if config.limit and split == "train":
-        if not 0 < config.limit <= len(examples):
-            raise PolyNeXtError(f"`data.limit` is {config.limit}: {config.name} has {len(examples)} training images.")
-        examples = examples.subset(balanced_indices(examples.labels, config.limit))
-    return examples
+    if split == "test":
+        return data_set.read(config, "test")
+    examples = data_set.read(config, "train")
+    held_out = balanced_sample(examples.labels, config.validation)
+    if split == "validation":
+        return examples.subset(held_out)
+    if not config.limit + config.validation <= len(examples) or config.validation == len(examples):
+        raise PolyNeXtError(
+            f"`data.limit` is {config.limit} and `data.validation` {config.validation}: {config.name} has "
+            f"{len(examples)} training images."
+        )
+    if config.validation:
+        examples = examples.subset(np.setdiff1d(np.arange(len(examples)), held_out))
+    return examples.subset(balanced_indices(examples.labels, config.limit)) if config.limit else examples
 
 
 def find_data_set(name: str) -> DataSet:
@@ -60,7 +73,7 @@ def find_data_set(name: str) -> DataSet:
     return DATA_SETS[name]
 
 
-def read_digits(config: DataConfig, split: Split) -> ArrayExamples:
+def read_digits(config: DataConfig, split: FileSplit) -> ArrayExamples:
     """scikit-learn's 1797 handwritten digits, 8x8 grey: every fifth image of a class is for testing."""
     require("train", "sklearn")
     from sklearn.datasets import load_digits
@@ -76,23 +89,42 @@ def read_digits(config: DataConfig, split: Split) -> ArrayExamples:
 
 # Images of CIFAR-10, equally many of each class: training images for encrypted plans, test images for demos.
 CIFAR10_SAMPLE = Path(__file__).parent / "cifar10_sample.npz"
+# The same of MNIST and of drawings.
+MNIST_SAMPLE = Path(__file__).parent / "mnist_sample.npz"
 
 
-def read_cifar10_sample(config: DataConfig, split: Split) -> ArrayExamples:
+def read_cifar10_sample(config: DataConfig, split: FileSplit) -> ArrayExamples:
     return read_npz(CIFAR10_SAMPLE, split)
 
 
-def or_arrays(read: Callable[[DataConfig, Split], Examples]) -> Callable[[DataConfig, Split], Examples]:
+def read_mnist_sample(config: DataConfig, split: FileSplit) -> ArrayExamples:
+    return read_npz(MNIST_SAMPLE, split)
+
+
+DRAWINGS = {"train": 30_000, "test": 2_000}
+
+
+def read_drawings(config: DataConfig, split: FileSplit) -> DrawnExamples:
+    return DrawnExamples(DRAWINGS[split], seed=list(DRAWINGS).index(split))
+
+
+def read_mnist_and_drawings(config: DataConfig, split: FileSplit) -> Examples:
+    """MNIST, with drawings among the training images."""
+    mnist = or_arrays(read_torchvision)(config, split)
+    return mnist if split == "test" else Concatenated([mnist, read_drawings(config, split)])
+
+
+def or_arrays(read: Callable[[DataConfig, FileSplit], Examples]) -> Callable[[DataConfig, FileSplit], Examples]:
     """A data set that may also come as arrays in a .npz file."""
 
-    def read_either(config: DataConfig, split: Split) -> Examples:
+    def read_either(config: DataConfig, split: FileSplit) -> Examples:
         root = config.root
         return read_npz(root, split) if root is not None and root.suffix == ".npz" else read(config, split)
 
     return read_either
 
 
-def read_npz(path: Path, split: Split) -> ArrayExamples:
+def read_npz(path: Path, split: FileSplit) -> ArrayExamples:
     if not path.is_file():
         raise PolyNeXtError(f"there is no file {path}: give a .npz with train_x, train_y, test_x and test_y.")
     try:
@@ -104,14 +136,17 @@ def read_npz(path: Path, split: Split) -> ArrayExamples:
     return ArrayExamples(images, labels, names or [str(i) for i in range(int(labels.max()) + 1)])
 
 
-def read_torchvision(config: DataConfig, split: Split) -> ArrayExamples:
-    from torchvision.datasets import CIFAR10, SVHN
+def read_torchvision(config: DataConfig, split: FileSplit) -> ArrayExamples:
+    from torchvision.datasets import CIFAR10, MNIST, SVHN
 
     assert config.root is not None
     try:
         if config.name == "cifar10":
             data = CIFAR10(config.root, train=split == "train", download=config.download)
             return ArrayExamples(data.data, data.targets, data.classes)
+        if config.name.startswith("mnist"):
+            mnist = MNIST(config.root, train=split == "train", download=config.download)
+            return ArrayExamples(mnist.data.numpy(), mnist.targets.numpy(), list("0123456789"))
         svhn = SVHN(config.root, split=split, download=config.download)
         return ArrayExamples(np.ascontiguousarray(svhn.data.transpose(0, 2, 3, 1)), svhn.labels, list("0123456789"))
     except RuntimeError as error:
@@ -121,7 +156,7 @@ def read_torchvision(config: DataConfig, split: Split) -> ArrayExamples:
         ) from error
 
 
-def read_folders(config: DataConfig, split: Split) -> FileExamples:
+def read_folders(config: DataConfig, split: FileSplit) -> FileExamples:
     assert config.root is not None
     if not config.root.is_dir():
         raise PolyNeXtError(f"there is no folder {config.root}: give the folder that holds train and val.")
@@ -142,7 +177,7 @@ def tiny_imagenet_validation(root: Path, most_memory: float) -> FileExamples:
     return FileExamples(paths, [classes.index(name) for _, name in named], classes, most_memory)
 
 
-def split_folder(root: Path, split: Split) -> Path:
+def split_folder(root: Path, split: FileSplit) -> Path:
     for name in SPLIT_FOLDERS[split]:
         if (root / name).is_dir():
             return root / name
@@ -151,12 +186,12 @@ def split_folder(root: Path, split: Split) -> Path:
     )
 
 
-def read_shards(config: DataConfig, split: Split) -> ShardExamples:
+def read_shards(config: DataConfig, split: FileSplit) -> ShardExamples:
     assert config.root is not None
     return ShardExamples(find_shards(config.root, SPLIT_FOLDERS[split]))
 
 
-def read_timm(config: DataConfig, split: Split) -> TimmExamples:
+def read_timm(config: DataConfig, split: FileSplit) -> TimmExamples:
     from timm.data import create_dataset
 
     names = {"train": "train", "test": "validation"}
@@ -176,6 +211,10 @@ DATA_SETS = {
     "digits": DataSet("scikit-learn's handwritten digits, 8x8 grey (no root)", read_digits, 10, needs_root=False),
     "cifar10": DataSet(f"{ARRAYS_OR} torchvision's folder", or_arrays(read_torchvision), 10),
     "cifar10-sample": DataSet("456 images in the package (no root)", read_cifar10_sample, 10, needs_root=False),
+    "mnist": DataSet(f"{ARRAYS_OR} torchvision's folder", or_arrays(read_torchvision), 10),
+    "drawings": DataSet("random digits drawn with strokes (no root)", read_drawings, 10, needs_root=False),
+    "mnist-drawings": DataSet(f"mnist with drawings: {ARRAYS_OR} torchvision's folder", read_mnist_and_drawings, 10),
+    "mnist-drawings-sample": DataSet("356 images in the package (no root)", read_mnist_sample, 10, needs_root=False),
     "svhn": DataSet(f"{ARRAYS_OR} torchvision's folder", or_arrays(read_torchvision), 10),
     "tiny-imagenet": DataSet(f"{ARRAYS_OR} its folder as distributed", or_arrays(read_folders), 200),
     "imagenet": DataSet(f"{ARRAYS_OR} {FOLDERS}", or_arrays(read_folders), 1000),

@@ -89,6 +89,11 @@ MICRO = small_images(
 # ciphertext of 16,384 slots holds both operands of a product.
 CIPHER = small_images(StageConfig(width=128, cells=1, stacks=4, coarse_kernel=3), stem_kernel=4, stem_stride=4)
 
+# For 28x28 handwritten digits under encryption, with keys that a browser makes and uploads in seconds: three products
+# in a row. Overlapping patches are free, because the client cuts them out, and give 8x8 positions, so that 64 channels
+# of both operands of a product fill the 8,192 slots of a ciphertext.
+CONV_MNIST = small_images(StageConfig(width=64, cells=1, stacks=1, coarse_kernel=3), stem_kernel=8, stem_stride=4)
+
 # Baselines of ablations on a CPU. Like the paper's Tiny they have cells with two inputs and several stacks.
 ABLATE_DIGITS = small_images(StageConfig(width=16, cells=2, stacks=3, coarse_kernel=3))
 ABLATE_DIGITS_ATTENTION = small_images(
@@ -112,6 +117,7 @@ CONFIGS = {
     "cpolynext_lowres": LOWRES,
     "cpolynext_micro": MICRO,
     "cpolynext_cipher": CIPHER,
+    "cpolynext_mnist": CONV_MNIST,
     "cpolynext_nano": CONV_NANO,
     "apolynext_nano": ATTENTION_NANO,
     "cpolynext_ablate_digits": ABLATE_DIGITS,
@@ -124,12 +130,14 @@ CONFIGS = {
 def _default_cfgs() -> dict[str, dict[str, Any]]:
     lowres = default_cfg(32, 8, num_classes=10, crop_pct=1.0, mean=CIFAR10_MEAN, std=CIFAR10_STD)
     nano = default_cfg(8, 8, num_classes=10, crop_pct=1.0, input_size=(1, 8, 8), mean=(0.5,), std=(0.5,))
+    mnist = default_cfg(28, 8, num_classes=10, crop_pct=1.0, input_size=(1, 28, 28), mean=(0.1307,), std=(0.3081,))
     pooled_by_four = {"pool_size": (4, 4)}
     cfgs: dict[str, dict[str, Any]] = {name: default_cfg(crop_pct=224 / 232) for name in CONFIGS}
     cfgs |= {
         "cpolynext_lowres": lowres,
         "cpolynext_micro": lowres,
         "cpolynext_cipher": lowres,
+        "cpolynext_mnist": mnist,
         "cpolynext_nano": nano,
         "apolynext_nano": nano | pooled_by_four,
         "cpolynext_ablate_digits": nano,

@@ -8,6 +8,7 @@ from polynext.recipes import imagenet, lowres, metaformer, small
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "digits": small.digits,
+    "mnist": small.mnist,
     "cifar10": small.cifar10,
     "cipher": small.cipher,
     "cipher_frozen": small.cipher_frozen,

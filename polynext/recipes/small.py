@@ -5,6 +5,7 @@ from pathlib import Path
 
 from polynext.config import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
+from polynext.data.drawings import PREPARED
 from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
 
 
@@ -25,6 +26,35 @@ def digits() -> TrainConfig:
         precision="float32",
         compile=False,
         checkpoint_minutes=0.0,
+    )
+
+
+def mnist() -> TrainConfig:
+    """CPolyNeXt-MNIST on MNIST and on digits drawn with strokes, fully polynomial, for encrypted inference."""
+    return TrainConfig(
+        model=ModelConfig(name="cpolynext_mnist_bn", conditioning=0.1),
+        data=DataConfig(name="mnist-drawings", root=Path("data"), preprocessing=PREPARED, workers=1, validation=5000),
+        augment=AugmentConfig(
+            crop="shift",
+            rotation=12.0,
+            scaling=0.15,
+            line_width=0.5,
+            hflip=0.0,
+            rand_augment="",
+            erasing=0.0,
+            mixup=0.0,
+            cutmix=0.0,
+            label_smoothing=0.1,
+        ),
+        optimizer=OptimizerConfig(lr=4e-3, weight_decay=0.05),
+        schedule=ScheduleConfig(warmup_epochs=1, min_lr=1e-5),
+        ema=EmaConfig(decay=0.998, start=0.5),
+        epochs=16,
+        batch_size=128,
+        micro_batch=128,
+        precision="bf16",
+        compile=True,
+        checkpoint_minutes=2.0,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,7 +38,8 @@ class Classification(Task):
         check_regularisation(config.model)
         self.config, self.group = config, group
         self.train_examples = load_examples(config.data, "train")
-        self.test_examples = load_examples(config.data, "test")
+        self.tested_on: Literal["validation", "test"] = "validation" if config.data.validation else "test"
+        self.test_examples = load_examples(config.data, self.tested_on)
         self.classes, tested = self.train_examples.classes, self.test_examples.classes
         if tested != self.classes[: len(tested)]:  # a label must mean the same class in both
             raise PolyNeXtError(
@@ -99,7 +100,7 @@ class Classification(Task):
         return {"test_accuracy": accuracy, "test_loss": loss}
 
     def sources(self) -> dict[str, Labelled]:
-        return {"training": self.train_examples, "test": self.test_examples}
+        return {"training": self.train_examples, self.tested_on: self.test_examples}
 
     def data_problems(self) -> list[str]:
         name, expected = self.config.data.name, find_data_set(self.config.data.name).classes
@@ -136,11 +137,15 @@ class Classification(Task):
         return f"epoch {step // self.round_steps + 1}/{self.config.epochs}"
 
     def figure(self, score: float) -> str:
-        return f"test accuracy {score:.2f}%"
+        return f"{self.tested_on} accuracy {score:.2f}%"
 
     def summary(self, record: dict[str, Any]) -> str:
         line = f"epoch {record['epoch'] + 1}/{self.config.epochs}: loss {record['train_loss']:.4f}"
-        for name, key in (("train", "train_accuracy"), ("test", "test_accuracy"), ("averaged", "ema_test_accuracy")):
+        for name, key in (
+            ("train", "train_accuracy"),
+            (self.tested_on, "test_accuracy"),
+            ("averaged", "ema_test_accuracy"),
+        ):
             line += f", {name} {record[key]:.2f}%" if key in record else ""
         return f"{line}, lr {record['lr']:.2e}"
 

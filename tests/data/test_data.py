@@ -3,9 +3,11 @@
 import io
 import json
 import shutil
+import struct
 import sys
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +25,10 @@ from polynext.data import (
     load_examples,
     training_transform,
 )
+from polynext.data.drawings import PREPARED
 from polynext.data.examples import ArrayExamples, balanced_indices
 from polynext.data.loader import Prepared, epoch_order, load, of_images
+from polynext.data.sets import Split
 from polynext.errors import PolyNeXtError
 from polynext.memory import keep_freed_memory, resident_memory
 from polynext.preprocessing import open_picture, read_image
@@ -151,7 +155,7 @@ def test_a_npz_file(tmp_path) -> None:
 
 
 def test_torchvision_sets_are_downloaded_only_on_request(tmp_path) -> None:
-    for name in ("cifar10", "svhn"):
+    for name in ("cifar10", "svhn", "mnist", "mnist-drawings"):
         with pytest.raises(PolyNeXtError, match=r"with `data\.download`"):
             load_examples(DataConfig(name=name, root=tmp_path), "train")
 
@@ -230,6 +234,102 @@ def test_an_unreadable_image_in_a_worker_is_one_message(folder) -> None:
     prepare = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3)
     with pytest.raises(PolyNeXtError, match=r"^\S*1\.png cannot be read as an image: repair or remove it\.$"):
         list(evaluation_batches(data, prepare, 2, workers=1))
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    """A file of MNIST as it is distributed."""
+    path.write_bytes(struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes())
+
+
+def test_mnist_comes_as_arrays_or_in_torchvisions_folder(tmp_path) -> None:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (20, 28, 28), dtype=np.uint8)
+    labels = (np.arange(20) % 10).astype(np.uint8)
+    np.savez(tmp_path / "x.npz", train_x=images, train_y=labels, test_x=images, test_y=labels)
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split in ("train", "t10k"):
+        write_idx(raw / f"{split}-images-idx3-ubyte", images)
+        write_idx(raw / f"{split}-labels-idx1-ubyte", labels)
+    for root in (tmp_path, tmp_path / "x.npz"):
+        found = load_examples(DataConfig(name="mnist", root=root), "test")
+        assert (np.asarray(found.image(13)) == images[13]).all() and found.labels[13] == 3
+        assert found.classes == list("0123456789")
+        both = load_examples(DataConfig(name="mnist-drawings", root=root), "train")
+        assert (np.asarray(both.image(19)) == images[19]).all() and both.labels[20] == 0
+        drawn = load_examples(DataConfig(name="drawings"), "train")
+        assert len(both) == 20 + len(drawn) and both.image(25).tobytes() == drawn.image(5).tobytes()
+
+
+def test_validation_images_are_training_images_that_are_not_trained_on(tmp_path) -> None:
+    images = np.arange(40, dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", train_x=images, train_y=np.arange(40) % 4, test_x=images[:4], test_y=np.arange(4))
+    data = DataConfig(name="folder", root=tmp_path / "x.npz", validation=12)
+
+    def seen(config: DataConfig, split: Split) -> set[int]:
+        examples = load_examples(config, split)
+        return {int(np.asarray(examples.image(i))[0, 0]) for i in range(len(examples))}
+
+    held_out, trained = seen(data, "validation"), seen(data, "train")
+    assert len(held_out) == 12 and held_out | trained == set(range(40)) and not held_out & trained
+    assert np.bincount(load_examples(data, "validation").labels).tolist() == [3] * 4
+    assert len(seen(replace(data, limit=8), "train") & trained) == 8
+    assert seen(data, "test") == set(range(4))
+    for wrong in (replace(data, limit=29), replace(data, validation=40), replace(data, validation=41)):
+        with pytest.raises(PolyNeXtError, match="40 training images"):
+            load_examples(wrong, "train")
+
+
+def test_drawings_are_prepared_like_mnist_and_differ() -> None:
+    """The longer side has 20 pixels, and the central pixel contains the centre of mass."""
+    drawings = load_examples(DataConfig(name="drawings"), "test")
+    seen = set()
+    for index in range(100):
+        pixels = np.asarray(drawings.image(index), dtype=np.float64)
+        seen.add(pixels.tobytes())
+        for axis in (0, 1):
+            ink = pixels.sum(axis=axis)
+            assert 14 <= (ink * (np.arange(28) + 0.5)).sum() / ink.sum() < 15
+        rows, columns = np.nonzero(pixels >= 16)
+        assert max(np.ptp(rows), np.ptp(columns)) in (18, 19)  # interpolation may leave a faint edge
+        assert drawings.image(index).tobytes() == drawings.image(index).tobytes()
+    assert len(seen) == 100 and drawings.labels[:10].tolist() == list(range(10))
+
+
+def test_preparing_a_drawing_keeps_images_of_mnist() -> None:
+    data = DataConfig(name="mnist-drawings-sample")
+    test = load_examples(data, "test")
+    unchanged = [PREPARED.resized(test.image(i)).tobytes() == test.image(i).tobytes() for i in range(len(test))]
+    assert np.mean(unchanged) > 0.85  # elsewhere a faint edge is cut off
+    assert not np.asarray(PREPARED.resized(Image.new("L", (50, 40)))).any()
+
+
+def test_handwriting_is_turned_stretched_and_thickened() -> None:
+    still = AugmentConfig(crop="none", hflip=0.0, rand_augment="", erasing=0.0)
+    bar = np.zeros((28, 28), dtype=np.uint8)
+    bar[4:24, 13:15] = 255
+    image, field = Image.fromarray(bar), Preprocessing(size=28, resize=28, mean=(0.0,), std=(1 / 255,))
+
+    def moments(augment: AugmentConfig) -> np.ndarray:
+        """Tilt, height and ink of the augmented bar, each time."""
+        made = []
+        for _ in range(40):
+            pixels = training_transform(field, augment)(image)[0]
+            rows, columns = np.mgrid[:28, :28] - 13.5
+            across, down = (np.average(each, weights=pixels) for each in (columns, rows))
+            tilt = np.average((columns - across) * (rows - down), weights=pixels)
+            made.append((tilt, np.average((rows - down) ** 2, weights=pixels), pixels.sum() / bar.sum()))
+        return np.ptp(np.array(made), axis=0)
+
+    assert np.allclose(moments(still), 0)
+    tilt, height, ink = moments(replace(still, rotation=15.0))
+    assert tilt > 8 and height < 8 and ink < 0.2
+    tilt, height, ink = moments(replace(still, scaling=0.2))
+    assert tilt < 0.5 and height > 10
+    tilt, height, ink = moments(replace(still, line_width=0.5))
+    assert tilt < 0.5 and ink > 0.5
+    with pytest.raises(PolyNeXtError, match=r"augment\.crop` shift or none"):
+        training_transform(field, replace(still, crop="resized", rotation=5.0))
 
 
 def test_a_limit_is_balanced_over_classes() -> None:

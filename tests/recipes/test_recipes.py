@@ -30,7 +30,7 @@ from polynext.training.schedule import averages_from, head_dropout, learning_rat
 
 
 def test_every_recipe_names_a_model_and_survives_yaml() -> None:
-    assert len(RECIPES) == 8 + 3 + 3 + 2 + 4
+    assert len(RECIPES) == 8 + 3 + 3 + 2 + 5
     for name in RECIPES:
         config = recipe(name)
         assert polynext.create_model(config.model.name, device="meta")

@@ -7,6 +7,7 @@ import base64
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ FILE = Path(__file__).parents[2] / "web" / "test" / "vectors.json"
 DIGITS = Preprocessing()
 COLOUR = Preprocessing(size=32, resize=32, mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616))
 SQUASHED = Preprocessing(size=12, resize=14, crop="squash", interpolation="bilinear", mean=(0.1307,), std=(0.3081,))
+MNIST = Preprocessing(size=28, resize=20, crop="drawing", mean=(0.1307,), std=(0.3081,))
 CASES = {
     "a drawing becomes eight by eight": (DIGITS, (64, 64)),
     "eight by eight stays as it is": (DIGITS, (8, 8)),
@@ -30,20 +32,28 @@ CASES = {
     "colour": (COLOUR, (45, 60)),
     "colour as it is": (COLOUR, (32, 32)),
     "squashed, bilinear, and cropped": (SQUASHED, (40, 25)),
+    "a drawing is resized and centred": (MNIST, (160, 160)),
+    "a wide drawing": (MNIST, (57, 23)),
+    "a small drawing is enlarged": (MNIST, (6, 13)),
+    "an even smaller field": (replace(MNIST, size=9, resize=8, interpolation="bilinear"), (30, 30)),
 }
 
 
-def picture(width: int, height: int) -> Image.Image:
-    """Noise with edges, so that every rounding matters."""
+def picture(width: int, height: int, lines: bool) -> Image.Image:
+    """Noise with edges, so that every rounding matters; for drawings on black."""
     pixels = np.random.default_rng(width * height).integers(0, 256, size=(height, width, 3), dtype=np.uint8)
     pixels[height // 3 : height // 2] = 255
     pixels[:, width // 2 : width // 2 + 2] = 0
+    if lines:  # a triangle, off the centre, with edges of all values on black
+        row, column = np.mgrid[:height, :width]
+        pixels[(row < height / 5) | (column > 0.8 * width) | (row * width < column * height)] = 0
+        pixels[-2:] //= 20
     return Image.fromarray(pixels)
 
 
 def vector(name: str) -> dict[str, Any]:
     preprocessing, (width, height) = CASES[name]
-    given = picture(width, height)
+    given = picture(width, height, lines=preprocessing.crop == "drawing")
     return {
         "name": name,
         "preprocessing": json.loads(json.dumps(preprocessing.to_json())),

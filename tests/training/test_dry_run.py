@@ -29,7 +29,7 @@ from polynext.segmentation.task import Segmentation
 from polynext.training import Classification, OptimizerConfig, TrainConfig, dry_run
 
 module = importlib.import_module("polynext.training.dry_run")  # the function of that name hides it
-CLASSES = {"imagenet": 1000, "cifar10": 10, "svhn": 10, "tiny-imagenet": 200}
+CLASSES = {"imagenet": 1000, "cifar10": 10, "svhn": 10, "tiny-imagenet": 200, "mnist-drawings": 10}
 
 
 class NarrowClassification(Classification):
@@ -60,8 +60,10 @@ def stand_ins(tmp_path_factory) -> Path:
 
 
 def small(config: TrainConfig, root: Path) -> TrainConfig:
-    size = min(32, config.data.preprocessing.size)
-    preprocessing = dataclasses.replace(config.data.preprocessing, size=size, resize=size + 2)
+    preprocessing = config.data.preprocessing
+    if preprocessing.crop != "drawing":
+        size = min(32, preprocessing.size)
+        preprocessing = dataclasses.replace(preprocessing, size=size, resize=size + 2)
     file = root / f"{config.data.name}.npz"
     data = dataclasses.replace(config.data, root=file, workers=0, preprocessing=preprocessing)
     return dataclasses.replace(config, data=data)

@@ -3,7 +3,7 @@
 export interface Preprocessing {
   size: number
   resize: number
-  crop: 'centre' | 'squash'
+  crop: 'centre' | 'squash' | 'drawing'
   interpolation: 'bicubic' | 'bilinear'
   mean: number[]
   std: number[]

@@ -4,11 +4,9 @@ import type { Picture } from './preprocessing.ts'
 
 type Point = readonly [x: number, y: number]
 
-/** Side of the image made from a drawing, in pixels. */
-const SIDE = 64
-/** Largest width and line thickness of digits in the training data, which fill the height. */
-const WIDEST = 40
-const THICKNESS = 11
+/** Side of the image made from a drawing, in pixels, which the drawing fills, and the thickness of its lines. */
+const SIDE = 160
+const THICKNESS = SIDE / 8
 const PEN_STEP = 1 / 24
 const ARROWS: Record<string, Point> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }
 
@@ -41,19 +39,16 @@ export class Pad {
     this.changed()
   }
 
-  /** The drawing, white on black, centred and scaled like the training data. */
+  /** The drawing, white on black. The training data has drawings made in the same way: polynext/data/drawings.py. */
   picture(): Picture {
     const context = contextOf(SIDE, SIDE)
     context.fillRect(0, 0, SIDE, SIDE)
     const [xs, ys] = [0, 1].map((axis) => this.lines.flat().map((point) => point[axis]!))
     const [left, right, top, bottom] = [Math.min(...xs!), Math.max(...xs!), Math.min(...ys!), Math.max(...ys!)]
-    const width = Math.max(right - left, 1e-3)
-    const height = Math.max(bottom - top, width / 3, 1e-3)
-    const down = (SIDE - THICKNESS) / height
-    const across = Math.min(down, (WIDEST - THICKNESS) / width)
+    const scale = (SIDE - THICKNESS) / Math.max(right - left, bottom - top, 1e-3)
     const place = ([x, y]: Point): Point => [
-      SIDE / 2 + (x - (left + right) / 2) * across,
-      SIDE / 2 + (y - (top + bottom) / 2) * down,
+      SIDE / 2 + (x - (left + right) / 2) * scale,
+      SIDE / 2 + (y - (top + bottom) / 2) * scale,
     ]
     drawLines(context, this.lines.map((line) => line.map(place)), THICKNESS, 'white')
     const { data } = context.getImageData(0, 0, SIDE, SIDE)
@@ -136,10 +131,8 @@ function drawLines(context: CanvasRenderingContext2D, lines: Point[][], thicknes
   for (const line of lines) {
     context.beginPath()
     context.moveTo(...line[0]!)
-    // Curves between the midpoints of the segments, so that lines have no corners.
-    for (const [i, [x, y]] of line.slice(0, -1).entries())
-      context.quadraticCurveTo(x, y, (x + line[i + 1]![0]) / 2, (y + line[i + 1]![1]) / 2)
-    context.lineTo(...line.at(-1)!)
+    for (const point of line.slice(1)) context.lineTo(...point)
+    context.lineTo(...line.at(-1)!) // a single point is a dot
     context.stroke()
   }
 }

@@ -33,6 +33,7 @@ export function coloured(picture: Picture, channels: number): Picture {
 
 /** The network's input, as bytes. */
 export function resized(picture: Picture, how: Preprocessing): Picture {
+  if (how.crop === 'drawing') return centred(picture, how)
   let [width, height] = [how.resize, how.resize]
   if (how.crop === 'centre') {
     const shorter = Math.min(picture.width, picture.height)
@@ -41,6 +42,46 @@ export function resized(picture: Picture, how: Preprocessing): Picture {
   }
   const whole = resampled(picture, width, height, FILTERS[how.interpolation])
   return cropped(whole, how.size)
+}
+
+/** A pixel of at least this value is part of a drawing. */
+const INK = 16
+
+/** A grey drawing, resized to fit its box and moved so that the central pixel contains its centre of mass. */
+function centred(picture: Picture, how: Preprocessing): Picture {
+  const made = { width: how.size, height: how.size, channels: 1, data: new Uint8Array(how.size ** 2) }
+  const [left, right] = inked(transposed(picture))
+  const [top, bottom] = inked(picture)
+  if (right === 0) return made
+  const longer = Math.max(right - left, bottom - top)
+  const shrunk = (length: number): number => Math.max(1, Math.floor((how.resize * length) / longer))
+  const box = boxOf(picture, left, top, right - left, bottom - top)
+  const drawing = resampled(box, shrunk(box.width), shrunk(box.height), FILTERS[how.interpolation])
+  const corner = (turned: Picture): number =>
+    Math.min(Math.max(Math.floor(how.size / 2) - centreOfMass(turned), 0), how.size - turned.height)
+  const [x, y] = [corner(transposed(drawing)), corner(drawing)]
+  for (let row = 0; row < drawing.height; row++) {
+    const line = drawing.data.subarray(row * drawing.width, (row + 1) * drawing.width)
+    made.data.set(line, (y + row) * how.size + x)
+  }
+  return made
+}
+
+/** The first row of a grey picture with ink, and the row after the last one; zeros if there is no ink. */
+function inked({ width, data }: Picture): [first: number, end: number] {
+  const first = data.findIndex((value) => value >= INK)
+  const last = data.findLastIndex((value) => value >= INK)
+  return first < 0 ? [0, 0] : [Math.floor(first / width), Math.floor(last / width) + 1]
+}
+
+/** The row of a grey picture that contains its centre of mass. */
+function centreOfMass({ width, data }: Picture): number {
+  let [mass, moment] = [0, 0]
+  for (const [i, value] of data.entries()) {
+    mass += value
+    moment += value * Math.floor(i / width)
+  }
+  return Math.floor((2 * moment + mass) / (2 * mass))
 }
 
 function normalise(picture: Picture, how: Preprocessing): Float32Array {
@@ -56,15 +97,19 @@ function normalise(picture: Picture, how: Preprocessing): Float32Array {
 }
 
 function cropped(picture: Picture, size: number): Picture {
-  const { width, height, channels, data } = picture
-  const left = roundHalfToEven((width - size) / 2)
-  const top = roundHalfToEven((height - size) / 2)
-  const made = new Uint8Array(size * size * channels)
-  for (let y = 0; y < size; y++) {
-    const start = ((top + y) * width + left) * channels
-    made.set(data.subarray(start, start + size * channels), y * size * channels)
+  const left = roundHalfToEven((picture.width - size) / 2)
+  const top = roundHalfToEven((picture.height - size) / 2)
+  return boxOf(picture, left, top, size, size)
+}
+
+function boxOf(picture: Picture, left: number, top: number, width: number, height: number): Picture {
+  const { channels, data } = picture
+  const made = new Uint8Array(width * height * channels)
+  for (let y = 0; y < height; y++) {
+    const start = ((top + y) * picture.width + left) * channels
+    made.set(data.subarray(start, start + width * channels), y * width * channels)
   }
-  return { width: size, height: size, channels, data: made }
+  return { width, height, channels, data: made }
 }
 
 interface Filter {
