@@ -36,6 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = " ".join(["polynext", *arguments[:1]])
     try:
+        if arguments[:1] == ["--completion"]:
+            from polynext.cli.completion import completion
+
+            print(completion(" ".join(arguments[1:]), COMMANDS))
+            return 0
         keep_freed_memory()
         with idle_threads_give_way():
             return Commands("polynext", PURPOSE, COMMANDS).run(arguments)

@@ -32,7 +32,9 @@ class Command:
             return target.run(list(arguments))
         import tyro
 
-        status = tyro.cli(target, prog=name, args=list(arguments))
+        status = tyro.cli(
+            target, prog=name, args=list(arguments), config=(*readable_help(), tyro.conf.FlagCreatePairsOff)
+        )
         return status if isinstance(status, int) else 0
 
 
@@ -63,6 +65,13 @@ class Commands:
             f"{self.name} COMMAND --help lists the options of a command.",
         )
         return "\n".join([first, "", self.purpose, "", *listed, "", last])
+
+
+def readable_help() -> tuple[Any, ...]:
+    """tyro's settings for all commands: options without `{None}|`, positional arguments by name instead of type."""
+    from tyro.conf import DisallowNone, PositionalMetavarFromFieldName
+
+    return DisallowNone, PositionalMetavarFromFieldName
 
 
 def with_options(message: str, by_config: bool = True) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from polynext.cli.commands import with_options
+from polynext.cli.commands import readable_help, with_options
 from polynext.config import LoopConfig, read_config, to_yaml
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
@@ -73,7 +73,14 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
         config = self.starting_config(named, resumed_folder(arguments))
         kind: Any = Options[type(config)]  # type: ignore[misc]
         default = Options(config=config)
-        options = tyro.cli(kind, args=arguments, default=default, prog=self.name, description=self.description)
+        options = tyro.cli(
+            kind,
+            args=arguments,
+            default=default,
+            prog=self.name,
+            description=self.description,
+            config=readable_help(),
+        )
         if options.resume and options.out:
             raise PolyNeXtError(f"both --resume {options.resume} and --out were given: a resumed run keeps its folder.")
         if options.print_config:
