@@ -1,9 +1,9 @@
-"""Writes docs/reference/commands.md: what each command says of itself when asked for --help."""
+"""Writes docs/reference/commands.md: the help of each command, as text and tables."""
 
 import contextlib
 import io
 import os
-import textwrap
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -13,41 +13,79 @@ from sphinx.application import Sphinx
 
 from polynext.cli import COMMANDS, PURPOSE, main
 from polynext.cli.commands import Command, Commands
+from polynext.tables import markdown_table
 
-HEADER = """# Commands
+HEADER = f"""# Commands
 
-`polynext COMMAND --help` prints what is below. A mistake in what was asked is one sentence and exit status 2.
+{PURPOSE} `polynext COMMAND --help` prints what is below. A mistake in the arguments is one message and exit status 2.
+
+`source <(polynext --completion bash)` completes commands and options in bash; put the line into `~/.bashrc`. Give `zsh`
+in `~/.zshrc`. For fish: `polynext --completion fish > ~/.config/fish/completions/polynext.fish`.
 """
 
-WIDTH = 92
 
-
-def leaves(commands: dict[str, Command], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every command that takes options, with what it is for."""
+def leaves(commands: dict[str, Command], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command that has options."""
     for name, command in commands.items():
         module, attribute = command.place.split(":")
         target = getattr(import_module(module), attribute)
         if isinstance(target, Commands):
             yield from leaves(dict(target.commands), (*prefix, name))
         else:
-            yield (*prefix, name), command.purpose
+            yield (*prefix, name)
 
 
 def help_of(arguments: tuple[str, ...]) -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         main([*arguments, "--help"])
-    lines = [wrapped for line in text.getvalue().strip().splitlines() for wrapped in textwrap.wrap(line, WIDTH) or [""]]
-    return "\n".join(lines)
+    return text.getvalue()
+
+
+def section(arguments: tuple[str, ...]) -> str:
+    """A command's help as Markdown: its description, and a table for each group of arguments."""
+    intro, *groups = re.split(r"^ (\S.*?) *\n -+ *\n", help_of(arguments), flags=re.MULTILINE)
+    usage, _, description = intro.strip().partition("\n\n")
+    parts = [f"## polynext {' '.join(arguments)}", f"```text\n{usage}\n```", escaped(description)]
+    for title, body in zip(groups[::2], groups[1::2], strict=True):
+        about, _, listed = body.rpartition("----\n")
+        about = escaped(" ".join(re.sub(r"-{5,}", "", about).split()))
+        if table := rows(listed):
+            parts += [f"**{title[0].upper()}{title[1:]}.** {about}".rstrip(), table]
+    return "\n\n".join(parts) + "\n"
+
+
+def rows(text: str) -> str:
+    """The table of a group. An argument begins with two spaces, and its description continues with more."""
+    found: list[list[str]] = []
+    for line in text.splitlines():
+        if match := re.match(r"  (\S.*?)(?:  +(\S.*))?$", line.rstrip()):
+            found.append([match[1], match[2] or ""])
+        elif line.strip() and found:
+            found[-1][1] += f" {line.strip()}"
+    listed = [(name, " ".join(what.split())) for name, what in found if "--help" not in name]
+    return (
+        markdown_table(("argument", "meaning", "default"), [row(*each) for each in listed], left=(0, 1, 2))
+        if listed
+        else ""
+    )
+
+
+def row(name: str, meaning: str) -> tuple[str, str, str]:
+    default = re.search(r" ?\((?:default: (.*?)|(required))\)$", meaning)
+    value = (default[1] or default[2] or "") if default else ""
+    shown = "" if value in ("None", "''") else value if value in ("required", "") else f"`{value}`"
+    return f"`{name}`", escaped(meaning[: default.start()] if default else meaning), shown
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([|*_<>])", r"\\\1", text)
 
 
 def page() -> str:
-    os.environ["COLUMNS"] = str(WIDTH)
-    sections = [
-        f"## polynext {' '.join(name)}\n\n{purpose[0].upper()}{purpose[1:]}.\n\n```text\n{help_of(name)}\n```\n"
-        for name, purpose in leaves(COMMANDS)
-    ]
-    return "\n".join([HEADER, PURPOSE + "\n", *sections])
+    os.environ["COLUMNS"] = "100"  # in one column
+    return "\n".join([HEADER, *map(section, leaves(COMMANDS))])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

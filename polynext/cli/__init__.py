@@ -22,6 +22,7 @@ COMMANDS = {
     "circuit": Command("show a fully polynomial model as an arithmetic circuit", "polynext.cli.circuit:main"),
     "encrypted": Command("run a fully polynomial model on encrypted images", "polynext.cli.encrypted:commands"),
     "convert": Command("convert a published checkpoint to a safetensors file", "polynext.cli.convert:main"),
+    "info": Command("show versions, devices, engines and caches, for a bug report", "polynext.cli.info:main"),
 }
 PURPOSE = "Activation-free vision backbones: train them, measure them, run them on encrypted images."
 

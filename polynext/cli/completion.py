@@ -46,14 +46,14 @@ def options(command: Command, name: str) -> list[str]:
 
 
 def bash(found: Words) -> str:
+    names = "|".join(f'"{name}"' for name in found if name)
     cases = "\n".join(f'        "{name}") words="{" ".join(each)}" ;;' for name, each in found.items() if name)
     return f"""# polynext completion: add `source <(polynext --completion bash)` to ~/.bashrc
 _polynext() {{
-    local current="${{COMP_WORDS[COMP_CWORD]}}" command="" words="{" ".join(found[""])}" position
+    local current="${{COMP_WORDS[COMP_CWORD]}}" command="" words="{" ".join(found[""])}" position longer
     for ((position = 1; position <= 2 && position < COMP_CWORD; position++)); do
-        case "${{command:+$command }}${{COMP_WORDS[position]}}" in
-            {"|".join(f'"{name}"' for name in found if name)}) command="${{command:+$command }}${{COMP_WORDS[position]}}" ;;
-        esac
+        longer="${{command:+$command }}${{COMP_WORDS[position]}}"
+        case "$longer" in {names}) command="$longer" ;; esac
     done
     case "$command" in
 {cases}
