@@ -63,7 +63,7 @@ versions: .venv/python
 clean:
 	rm -rf .venv web/node_modules polynext/service/page
 
-# The native evaluator is optional: POLYNEXT_ENGINE=native uses it.
+# The native evaluator is optional: where there is no C++ compiler, SEAL computes.
 NATIVE := $(shell git ls-files native)
 
 .venv/native: .venv/installed $(NATIVE)

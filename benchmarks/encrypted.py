@@ -3,9 +3,9 @@
     python benchmarks/encrypted.py
 
 The networks are like cpolynext_nano_bn, with one and two stacks and one and eight images in a ciphertext. Their
-statistics come from the digits data set. The server runs in its own process on one core, `--repeats` times per
-configuration, and seconds are its CPU time. Then one process and two processes answer one and two ciphertexts, measured
-in wall-clock time.
+statistics come from the digits data set. The server runs in its own process on one thread, `--repeats` times per
+configuration, and seconds are its CPU time. Then one thread and two threads answer one and two ciphertexts, measured in
+wall-clock time.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def network(stacks: int, images: Any) -> Any:
 
 
 def serve(folder: Path, requests: list[Path], repeats: int) -> tuple[list[float], int, list[float]]:
-    """Seconds of each answer, the peak memory, and the speed-up of two processes for each request."""
+    """Seconds of each answer, the peak memory, and the speed-up of two threads for each request."""
     server = Server.load(folder / "server", folder / "client" / EVALUATION)
     took = [timed(server, requests[0], folder / "answer.enc", 1) for _ in range(repeats + 1)][1:]  # one to warm up
     memory = peak_memory()
@@ -58,9 +58,10 @@ def serve(folder: Path, requests: list[Path], repeats: int) -> tuple[list[float]
     return took, memory, faster
 
 
-def timed(server: Server, request: Path, answer: Path, processes: int, clock: Any = time.process_time) -> float:
+def timed(server: Server, request: Path, answer: Path, threads: int, clock: Any = time.process_time) -> float:
+    server.evaluator.use_threads(threads)
     start = clock()
-    server.answer_request(request, answer, processes)
+    server.answer_request(request, answer)
     return clock() - start
 
 

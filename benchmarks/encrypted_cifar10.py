@@ -6,8 +6,8 @@
 A network's name gives its channels and stacks: 128x4 has 128 channels at 8x8 positions (patches of 4x4 pixels) and four
 stacks, 32x4@16 has 32 channels at 16x16 (patches of 2x2), and 32x2-64x2@16 has a second stage of 64 channels at 8x8.
 Weights are random, with an orthogonal W_in, and statistics come from smooth random images. The counts equal those of a
-trained network. With --run the server answers in its own process on one core, `--repeats` times, and seconds are its
-CPU time. In turn, two processes share the ciphertext, and their speed-up is measured in wall-clock time.
+trained network. With --run the server answers in its own process on one thread, `--repeats` times, and seconds are its
+CPU time. In turn, two threads share the ciphertext, and their speed-up is measured in wall-clock time.
 """
 
 import argparse
@@ -61,15 +61,18 @@ def network(name: str) -> tuple[Any, Any]:
 
 
 def serve(folder: Path, repeats: int) -> tuple[list[float], int, list[float]]:
-    """Seconds of each answer, the peak memory, and the speed-ups of two processes."""
+    """Seconds of each answer, the peak memory, and the speed-ups of two threads."""
     server = Server.load(folder / "server", folder / "client" / EVALUATION)
     took, faster = [], []
     for _ in range(repeats):
+        server.evaluator.use_threads(1)
         start, began = time.process_time(), time.perf_counter()
         server.answer_request(folder / "request.enc", folder / "answer.enc")
         took.append(time.process_time() - start)
-        alone, began = time.perf_counter() - began, time.perf_counter()
-        server.answer_request(folder / "request.enc", folder / "shared.enc", processes=2)
+        alone = time.perf_counter() - began
+        server.evaluator.use_threads(2)
+        began = time.perf_counter()
+        server.answer_request(folder / "request.enc", folder / "shared.enc")
         faster.append(alone / (time.perf_counter() - began))
     return took, peak_memory(), faster
 

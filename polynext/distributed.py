@@ -46,11 +46,6 @@ class Processes:
                 dist.broadcast(tensor, src=0)
 
 
-def cores() -> int:
-    """The number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def alone() -> Processes:
     """One process, on a GPU if there is one."""
     return Processes(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

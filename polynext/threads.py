@@ -1,10 +1,15 @@
-"""How idle threads wait."""
+"""Threads: how many there should be, and how idle ones wait."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 POLICY = "OMP_WAIT_POLICY"
+
+
+def cores() -> int:
+    """The number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -139,8 +139,8 @@ import multiprocessing, multiprocessing.context as context, os
 del os.fork, os.sched_getaffinity, context._concrete_contexts["fork"], context.ForkProcess, context.ForkContext
 import polynext.encrypted, polynext.encrypted.client, polynext.encrypted.server, polynext.encrypted.remote
 import polynext.service, polynext.cli.encrypted
-from polynext.distributed import cores
-from polynext.encrypted.runtime.sharing import fork_context
+from polynext.threads import cores
+from polynext.service.inference import fork_context
 try:
     fork_context()
 except polynext.PolyNeXtError as error:

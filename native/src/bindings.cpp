@@ -50,13 +50,23 @@ nb::object to_array(const Words& words, std::vector<std::size_t> shape) {
     return nb::cast(nb::ndarray<nb::numpy, u64>(copy, shape.size(), shape.data(), owner));
 }
 
+void require_threads(int count) {
+    if (count < 1) throw std::invalid_argument("there must be at least one thread");
+}
+
+void set_threads(const Evaluator& evaluator, int count) {
+    require_threads(count);
+    nb::gil_scoped_release release;
+    evaluator.ring().threads.resize(count);
+}
+
 std::shared_ptr<Evaluator> make_evaluator(int ring_degree, const std::vector<u64>& data_primes,
                                           const std::vector<u64>& special_primes, int threads,
                                           const std::string& instruction_set, bool exact) {
     int log_n = 0;
     while (log_n < 30 && (1 << log_n) < ring_degree) log_n++;
     if (1 << log_n != ring_degree) throw std::invalid_argument("the ring degree must be a power of two");
-    if (threads < 1) throw std::invalid_argument("there must be at least one thread");
+    require_threads(threads);
     if (exact && special_primes.size() != 1) throw std::invalid_argument("exact results take one special prime");
     nb::gil_scoped_release release;
     return std::make_shared<Evaluator>(
@@ -141,7 +151,8 @@ NB_MODULE(polynext_native, m) {
     using Release = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Evaluator>(m, "Evaluator", "Operations on ciphertexts of one ring.")
         .def_prop_ro("instruction_set", [](const Evaluator& e) { return std::string(e.ring().kernels->name); })
-        .def_prop_ro("threads", [](const Evaluator& e) { return e.ring().threads.count(); })
+        .def_prop_rw("threads", [](const Evaluator& e) { return e.ring().threads.count(); }, &set_threads,
+                     "Threads that compute. Set it only while nothing is computed; set it to 1 before a fork.")
         .def("load", &load, nb::arg("array"), "A ciphertext from SEAL's array.")
         .def("load_plaintext", &load_plaintext, nb::arg("array"), "A plaintext from SEAL's array.")
         .def("encode", &encode, nb::arg("coefficients"), nb::arg("primes"),

@@ -4,23 +4,28 @@
 
 namespace polynext {
 
-Threads::Threads(int count) {
+void Threads::resize(int count) {
+    stop();
+    count_ = count;
     for (int i = 1; i < count; i++) workers_.emplace_back([this] { work(); });
 }
 
-Threads::~Threads() {
+void Threads::stop() {
     {
         std::lock_guard<std::mutex> guard(lock_);
         stopping_ = true;
     }
     opened_.notify_all();
     for (std::thread& worker : workers_) worker.join();
+    workers_.clear();
+    stopping_ = false;
 }
 
 // Iterations take a tenth of a millisecond or more, so that one lock for all loops is no burden.
 void Threads::run_one(Loop& loop, std::unique_lock<std::mutex>& guard) {
     const int i = loop.next++;
     if (loop.next == loop.count) open_.erase(std::find(open_.begin(), open_.end(), &loop));
+    running_++;
     guard.unlock();
     std::exception_ptr error;
     try {
@@ -29,6 +34,7 @@ void Threads::run_one(Loop& loop, std::unique_lock<std::mutex>& guard) {
         error = std::current_exception();
     }
     guard.lock();
+    running_--;
     if (error && !loop.error) loop.error = error;
     if (++loop.finished == loop.count) finished_.notify_all();
 }
@@ -36,14 +42,14 @@ void Threads::run_one(Loop& loop, std::unique_lock<std::mutex>& guard) {
 void Threads::work() {
     std::unique_lock<std::mutex> guard(lock_);
     while (true) {
-        opened_.wait(guard, [this] { return stopping_ || !open_.empty(); });
+        opened_.wait(guard, [this] { return stopping_ || (!open_.empty() && running_ < count_); });
         if (stopping_) return;
         run_one(*open_[turn_++ % open_.size()], guard);
     }
 }
 
 void Threads::loop(int count, const std::function<void(int)>& body) {
-    if (workers_.empty() || count == 1) {
+    if (count_ == 1 || count == 1) {
         for (int i = 0; i < count; i++) body(i);
         return;
     }
@@ -53,6 +59,7 @@ void Threads::loop(int count, const std::function<void(int)>& body) {
     open_.push_back(&mine);
     opened_.notify_all();
     while (mine.next < count) run_one(mine, guard);
+    if (!open_.empty()) opened_.notify_one();  // a worker may take the place of this thread
     finished_.wait(guard, [&] { return mine.finished == count; });
     if (mine.error) std::rethrow_exception(mine.error);
 }

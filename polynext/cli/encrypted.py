@@ -23,6 +23,7 @@ from polynext.extras import require
 from polynext.memory import peak_memory
 from polynext.preprocessing import open_picture
 from polynext.tables import table
+from polynext.threads import cores
 
 if TYPE_CHECKING:  # commands of clients and servers import neither the compiler nor torch
     from polynext.encrypted.compiler.demo import DemoResult
@@ -60,6 +61,11 @@ Network = Annotated[str, tyro.conf.Positional]
 LimitsArg = Annotated[LimitOptions, tyro.conf.OmitArgPrefixes]
 ImageFiles = Annotated[list[Path], tyro.conf.Positional]
 NO_LIMITS = LimitOptions()
+
+NATIVE_HINT = (
+    "The native extension is about three times as fast on one thread and uses all cores; it needs a C++ compiler: "
+    "pip install ./native in a checkout."
+)
 
 
 def plan(network: Network, images: int = 1, limits: LimitsArg = NO_LIMITS, json: bool = False) -> None:
@@ -146,7 +152,8 @@ def answer(
     keys: Path,
     server: Path = Path("server"),
     out: Path = Path("answer.enc"),
-    processes: int = 1,
+    threads: int | None = None,
+    processes: int | None = None,
 ) -> None:
     """Server: compute on a request, without being able to read it.
 
@@ -155,15 +162,18 @@ def answer(
         keys: the client's evaluation.keys.
         server: server folder.
         out: answer for the client.
-        processes: number of processes. They compute several ciphertexts at a time, or share one.
+        threads: number of threads. They compute several ciphertexts at a time, or share one. Default: one per core.
+        processes: deprecated name of --threads.
     """
-    require_at_least(1, processes=processes)
+    if processes is not None:
+        print("polynext encrypted run: --processes is now --threads", file=sys.stderr)
+    count = usable_threads(threads or processes)
     from polynext.encrypted.server import Server
 
     start = time.perf_counter()
-    ready = Server.load(server, keys)
+    ready = Server.load(server, keys, count)
     loaded = time.perf_counter()
-    ready.answer_request(request, out, processes)
+    ready.answer_request(request, out)
     took = time.perf_counter() - loaded
     print(
         f"{out}: answered in {took:.2f} s, after {loaded - start:.1f} s to load keys and encode weights, "
@@ -198,6 +208,7 @@ def serve(
     port: int = 8000,
     data: Path | None = None,
     workers: int | None = None,
+    threads: int | None = None,
     queue: int = 100,
     jobs: int = 50,
     keys: int = 32,
@@ -215,6 +226,7 @@ def serve(
         port: port to listen on; 0 chooses a free one.
         data: folder for keys, jobs and answers, which survive a restart; by default in the user's data folder.
         workers: ciphertexts to compute at a time; by default one per core.
+        threads: threads for each ciphertext; by default one per core.
         queue: most jobs that may wait.
         jobs: most open jobs of one client.
         keys: most key sets of one client.
@@ -226,7 +238,6 @@ def serve(
     """
     import platformdirs
 
-    from polynext.distributed import cores
     from polynext.service import Settings, Tokens, load_networks
     from polynext.service import serve as serve_networks
 
@@ -236,6 +247,7 @@ def serve(
         jobs=jobs,
         keys=keys,
         workers=workers or cores(),
+        threads=0 if threads is None else usable_threads(threads),
         key_memory=key_memory * MEBIBYTE,
         keys_seconds=key_days * 24 * 3600,
         answer_seconds=answer_minutes * 60,
@@ -286,6 +298,7 @@ def demo(
     packed: int = 1,
     out: Path = Path("encrypted-demo"),
     limits: LimitsArg = NO_LIMITS,
+    threads: int | None = None,
 ) -> None:
     """Encrypt test images, compute on them, decrypt, and compare with the network in the clear.
 
@@ -294,6 +307,7 @@ def demo(
         images: number of test images.
         packed: images per ciphertext.
         out: folder for the client's and the server's files and the figure.
+        threads: threads of the server. Default: one per core.
     """
     from polynext.encrypted.compiler.demo import draw_demo, make_demo_folders, run_demo
     from polynext.encrypted.compiler.prepare import prepare
@@ -301,6 +315,7 @@ def demo(
     from polynext.encrypted.server import load_client_spec
 
     require_at_least(1, images=images, packed=packed)
+    count = usable_threads(threads)
     require("train", "matplotlib")
     make_demo_folders(out)
     run, server, shipped = load_network(network), out / "server", find_shipped(network)
@@ -310,10 +325,20 @@ def demo(
         prepare(run, server, packed, limits.limits(network))
     spec = load_client_spec(server)
     print_cost(spec)
-    result = run_demo(run, images, out)
-    print_demo(result, spec)
+    result = run_demo(run, images, out, count)
+    print_demo(result, spec, count)
     draw_demo(result, out / "demo.png")
     print(f"{out / 'demo.png'} shows the first image.")
+
+
+def usable_threads(wanted: int | None) -> int:
+    """The number of threads that a command asks for, by default one per core. SEAL has only one."""
+    engine = get_backend("seal").engine
+    if wanted is not None:
+        require_at_least(1, threads=wanted)
+        if wanted > 1 and not engine.threads:
+            print(f"{engine.name.upper()} computes on one thread. {NATIVE_HINT}", file=sys.stderr)
+    return (wanted or cores()) if engine.threads else 1
 
 
 def load_network(name: str) -> "Run":
@@ -360,7 +385,7 @@ def print_answers(names: Sequence[str | None], logits: np.ndarray, json: bool) -
     print(table(("image", "class", "logit"), rows, left=(1,)))
 
 
-def print_demo(result: "DemoResult", spec: ClientSpec) -> None:
+def print_demo(result: "DemoResult", spec: ClientSpec, threads: int) -> None:
     classes = result.classes
     rows = [
         (
@@ -377,9 +402,10 @@ def print_demo(result: "DemoResult", spec: ClientSpec) -> None:
     header = ("image", "label", "clear", "encrypted", "largest error", "of largest logit", "seconds")
     print("\n" + table(header, rows, left=()))
     print(
-        f"\n{np.median(result.seconds):.2f} s per ciphertext (median of {len(result.seconds)}), predicted "
-        f"{spec.cost.seconds:.2f} s. The server took {mebibytes(result.memory)} of memory, predicted "
-        f"{mebibytes(spec.cost.peak_bytes)}."
+        f"\n{np.median(result.seconds):.2f} s per ciphertext (median of {len(result.seconds)}) on {threads} "
+        f"thread{'s' * (threads > 1)}, predicted {spec.cost.seconds:.2f} s on one and "
+        f"{spec.cost.seconds_on_two_cores:.2f} s on two. The server took {mebibytes(result.memory)} of memory, "
+        f"predicted {mebibytes(spec.cost.peak_bytes)}."
     )
 
 
@@ -398,11 +424,14 @@ def print_cost(made: "Plan | ClientSpec") -> None:
         ("encoded weights", mebibytes(cost.plaintext_bytes)),
         ("ciphertexts at most", mebibytes(cost.ciphertext_bytes)),
         ("server memory", mebibytes(cost.peak_bytes)),
+        ("engine", backend.engine.name),
         ("predicted on one core", seconds(cost.seconds, images)),
         ("predicted on two cores", seconds(cost.seconds_on_two_cores, images)),
         ("largest error of logits", f"{cost.error:.0e} of the largest, which changes {cost.flips:.2%} of predictions"),
     ]
     print(table(("encrypted inference", ""), rows))
+    if backend.encrypts and not backend.engine.threads:
+        print(NATIVE_HINT)
 
 
 def seconds(ciphertext: float, images: int) -> str:

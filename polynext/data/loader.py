@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from polynext.data.examples import Examples
 from polynext.data.transforms import Transform
-from polynext.distributed import cores
 from polynext.errors import PolyNeXtError
 from polynext.memory import return_freed_memory
+from polynext.threads import cores
 
 
 class Labelled(Protocol):

@@ -1,7 +1,7 @@
 """The server: it owns the network, and computes on requests that it cannot read."""
 
 import time
-from multiprocessing.queues import SimpleQueue
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from polynext.encrypted.client_spec import ClientSpec
@@ -15,11 +15,10 @@ from polynext.encrypted.files import (
     write_parts,
 )
 from polynext.encrypted.runtime.backends import get_backend
-from polynext.encrypted.runtime.backends.protocol import Ciphertext, EvaluationKeys, Part, Ring
+from polynext.encrypted.runtime.backends.protocol import Ciphertext, Evaluator, Part, Ring
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.program import Program
 from polynext.encrypted.runtime.program_file import load_program, save_program
-from polynext.encrypted.runtime.sharing import Shared, fork_context
 from polynext.errors import PolyNeXtError
 from polynext.memory import peak_memory
 
@@ -53,16 +52,16 @@ def load_server(folder: Path, spec: ClientSpec) -> Program:
 
 
 class Server:
-    """A network with one client's evaluation keys. The weights are encoded once."""
+    """A network and an evaluator with one client's keys. The weights are encoded once."""
 
-    def __init__(self, program: Program, spec: ClientSpec, keys: EvaluationKeys, ring: Ring, key: str = ""):
+    def __init__(self, program: Program, spec: ClientSpec, evaluator: Evaluator, ring: Ring, key: str = ""):
         self.program, self.spec, self.ring, self.key = program, spec, ring, key
-        self.evaluator = ring.evaluator(keys)
-        self.encoded = encode_program(program, self.evaluator)
+        self.evaluator = evaluator
+        self.encoded = encode_program(program, evaluator)
 
     @classmethod
-    def load(cls, folder: Path, keys: Path) -> "Server":
-        """Load a server folder and a file of evaluation keys."""
+    def load(cls, folder: Path, keys: Path, threads: int = 1) -> "Server":
+        """Load a server folder and a file of evaluation keys. The engine uses `threads` threads, if it has threads."""
         spec = load_client_spec(folder)
         header = read_header(keys, "evaluation")
         check_fits(keys, header, spec)
@@ -73,61 +72,32 @@ class Server:
             loaded = ring.load_evaluation_keys(
                 files[relinearisation.name], {part.step: files[part.name] for part in rotations}
             )
-        return cls(program, spec, loaded, ring, header["key"])
+        return cls(program, spec, ring.evaluator(loaded, threads), ring, header["key"])
 
-    def answer(self, ciphertext: Ciphertext, processes: int = 1) -> Ciphertext:
-        """The encrypted logits of the images in a ciphertext, computed by one or several processes."""
-        if processes <= 1:
-            return execute(self.program, self.encoded, self.evaluator, ciphertext)
-        costs = get_backend(self.spec.backend).costs(self.spec.parameters.ring_degree)
-        shared = Shared(self.program, self.encoded, self.evaluator, costs, processes)
-        return shared.best().run(ciphertext, self.ring)
+    def answer(self, ciphertext: Ciphertext) -> Ciphertext:
+        """The encrypted logits of the images in a ciphertext."""
+        return execute(self.program, self.encoded, self.evaluator, ciphertext)
 
-    def answer_request(self, request: Path, path: Path, processes: int = 1) -> None:
-        """Compute all ciphertexts of a request file and write an answer file."""
+    def answer_request(self, request: Path, path: Path) -> None:
+        """Compute all ciphertexts of a request file and write an answer file.
+
+        As many ciphertexts are computed at a time as there are threads. Those that have none to compute help the
+        others, so that a single ciphertext has all threads.
+        """
         header = read_header(request, "request")
         check_fits(request, header, self.spec, self.key)
         count = self.spec.ciphertexts(header["images"])
         with unpacked(request, numbered("image", count)) as parts, folder_beside(path) as folder:
             targets = [Path(folder) / name for name in numbered("result", count)]
-            self.answer_files(list(zip(parts.values(), targets, strict=True)), processes)
+            with ThreadPoolExecutor(self.evaluator.threads) as callers:
+                list(callers.map(self.answer_file, parts.values(), targets))
             answered = header_for(self.spec, self.key, images=header["images"])
             write_parts(path, "answer", answered, {target.name: target for target in targets})
 
-    def answer_files(self, files: list[tuple[Path, Path]], processes: int) -> None:
-        """Compute ciphertexts in several forks, which share keys and weights: SEAL holds Python's lock.
-
-        Each fork computes its own ciphertexts. With more processes than ciphertexts, several share one ciphertext.
-        """
-        forks = min(processes, len(files))
-        if forks <= 1:
-            for source, target in files:
-                self.answer_file(source, target, processes)
-            return
-        context = fork_context()
-        errors = context.SimpleQueue()
-        shares = [(files[i::forks], len(range(i, processes, forks))) for i in range(forks)]
-        workers = [context.Process(target=self.answer_in_fork, args=(*share, errors)) for share in shares]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        if not errors.empty():
-            raise PolyNeXtError(errors.get())
-        if any(worker.exitcode for worker in workers):
-            raise PolyNeXtError("a worker process died: use fewer --processes, or a machine with more memory.")
-
-    def answer_in_fork(self, files: list[tuple[Path, Path]], processes: int, errors: "SimpleQueue[str]") -> None:
-        try:
-            for source, target in files:
-                self.answer_file(source, target, processes)
-        except PolyNeXtError as error:
-            errors.put(str(error))
-
-    def answer_file(self, source: Path, target: Path, processes: int) -> None:
+    def answer_file(self, source: Path, target: Path) -> None:
         image = self.ring.load_ciphertext(source, 0, self.ring.parameters.input_scale)
         try:
-            result = self.answer(image, processes)
+            result = self.answer(image)
         except (RuntimeError, ValueError) as error:
             raise PolyNeXtError(
                 f"computing on {source.name} failed ({error}): encrypt the images again, with keys of the same keygen."
@@ -135,9 +105,11 @@ class Server:
         result.save(str(target))
 
 
-def answer_requests(folder: Path, keys: Path, requests: list[Path], answers: Path) -> tuple[list[float], int]:
+def answer_requests(
+    folder: Path, keys: Path, requests: list[Path], answers: Path, threads: int = 1
+) -> tuple[list[float], int]:
     """Answer requests; returns the seconds of each and the peak memory of this process."""
-    server = Server.load(folder, keys)
+    server = Server.load(folder, keys, threads)
     took = []
     for request in requests:
         start = time.perf_counter()

@@ -26,12 +26,11 @@ import torch
 
 from polynext.config import TrainConfig
 from polynext.data import DataConfig, load_examples
-from polynext.distributed import cores
 from polynext.errors import PolyNeXtError
 from polynext.experiments.report import Report
 from polynext.files import write_atomically
 from polynext.schema import Config, NonNegativeInt, validate
-from polynext.threads import idle_threads_give_way
+from polynext.threads import cores, idle_threads_give_way
 from polynext.training.classification import train
 from polynext.training.folder import RunFolder
 from polynext.training.loop import DivergedError

@@ -1,8 +1,8 @@
 """The inference process: it holds the encoded weights of all networks and the keys in use, and computes each job in a
 fork of itself.
 
-Forks share this memory. SEAL holds Python's lock, so a second core needs a second process. The memory of a fork is free
-when it ends, and one that dies does not affect the others.
+Forks share this memory, and each has threads of its own. A job can be stopped by ending its fork, whose memory is then
+free, and one that dies does not affect the others.
 """
 
 import multiprocessing
@@ -20,9 +20,18 @@ from typing import Any
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, EvaluationKeys, Evaluator, Part
 from polynext.encrypted.runtime.execution import encode_program, execute
-from polynext.encrypted.runtime.sharing import fork_context
 from polynext.encrypted.server import load_client_spec, load_server
 from polynext.errors import PolyNeXtError
+from polynext.service.settings import Settings
+from polynext.threads import cores
+
+
+def fork_context() -> Any:
+    """Multiprocessing by fork. Raises PolyNeXtError where the operating system has no fork."""
+    try:
+        return multiprocessing.get_context("fork")
+    except ValueError as error:
+        raise PolyNeXtError("this operating system has no fork: serve on Linux or macOS.") from error
 
 
 @dataclass(frozen=True)
@@ -38,14 +47,17 @@ class Assignment:
 
 
 class LoadedNetwork:
-    """A program with encoded weights. The keys come with each job."""
+    """A program with encoded weights. The keys come with each job, which uses `threads` threads, if the engine has
+    threads."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, threads: int):
+        self.threads = threads
         self.spec = load_client_spec(folder)
         self.program = load_server(folder, self.spec)
         self.ring = get_backend(self.spec.backend).ring(self.spec.parameters)
-        no_key: Any = None  # encoding needs no keys
-        self.encoded = encode_program(self.program, self.ring.evaluator(EvaluationKeys(no_key, {})))
+        self.encoder = self.ring.evaluator(EvaluationKeys(None, {}), threads)  # encoding needs no keys
+        self.encoded = encode_program(self.program, self.encoder)
+        self.encoder.use_threads(1)  # this process forks
 
     def load_keys(self, folder: Path) -> EvaluationKeys:
         relinearisation, *rotations = Part.keys(self.spec.rotations)
@@ -53,10 +65,12 @@ class LoadedNetwork:
         return self.ring.load_evaluation_keys(folder / relinearisation.name, files)
 
     def answer(self, assignment: Assignment, keys: EvaluationKeys, report: Connection) -> None:
+        """Compute a job, in a fork."""
+        self.encoder.use_threads(self.threads)  # encodes the weights that are not cached
         image = self.ring.load_ciphertext(assignment.request, 0, self.ring.parameters.input_scale)
         cost = self.spec.cost
         operations = cost.rotations + cost.ciphertext_products
-        evaluator: Any = ProgressEvaluator(self.ring.evaluator(keys), operations, report)
+        evaluator: Any = ProgressEvaluator(self.ring.evaluator(keys, self.threads), operations, report)
         try:
             result = execute(self.program, self.encoded, evaluator, image)
         except (RuntimeError, ValueError) as error:
@@ -145,10 +159,11 @@ class InferenceProcess:
     "died", reason).
     """
 
-    def __init__(self, control: Connection, networks: Mapping[str, Path], key_memory: int, job_seconds: float):
-        self.control, self.job_seconds = control, job_seconds
-        self.networks = {name: LoadedNetwork(folder) for name, folder in networks.items()}
-        self.keys = KeyCache(key_memory)
+    def __init__(self, control: Connection, networks: Mapping[str, Path], settings: Settings):
+        self.control, self.job_seconds = control, settings.job_seconds
+        threads = settings.threads or cores()
+        self.networks = {name: LoadedNetwork(folder, threads) for name, folder in networks.items()}
+        self.keys = KeyCache(settings.key_memory)
         self.forks: dict[int, RunningFork] = {}
         control.send(("ready",))
 
@@ -225,11 +240,11 @@ def run_fork(
         report.send(("failed", f"the server cannot write the answer ({error.strerror}): try again later."))
 
 
-def main(control: Connection, networks: Mapping[str, Path], key_memory: int, job_seconds: float) -> None:
+def main(control: Connection, networks: Mapping[str, Path], settings: Settings) -> None:
     """Run the inference process until the process that started it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the service handles it
     try:
-        InferenceProcess(control, networks, key_memory, job_seconds).run()
+        InferenceProcess(control, networks, settings).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except PolyNeXtError as error:

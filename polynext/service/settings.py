@@ -21,6 +21,7 @@ class Settings:
         jobs: most open jobs of one caller (a token, or an address if the service needs no tokens).
         keys: most key sets of one caller.
         workers: jobs computed at the same time.
+        threads: threads of each job, if the engine has threads; 0 for all cores.
         attempts: how many times a job is started before it fails, if its worker dies.
         key_memory: memory for loaded evaluation keys.
         key_disk: disk space for evaluation keys.
@@ -35,6 +36,7 @@ class Settings:
     jobs: int = 50
     keys: int = 32
     workers: int = 2
+    threads: int = 0
     attempts: int = 3
     key_memory: int = 2 * GIBIBYTE
     key_disk: int = 20 * GIBIBYTE
@@ -45,6 +47,7 @@ class Settings:
     chunk_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
+        require_at_least(0, threads=self.threads)
         require_at_least(1, queue=self.queue, jobs=self.jobs, keys=self.keys, workers=self.workers)
 
 

@@ -82,7 +82,7 @@ class LocalWorkers(Workers):
             return
         spawn = multiprocessing.get_context("spawn")  # a fork would copy this process's threads and sockets
         ours, theirs = spawn.Pipe()
-        given = (theirs, self.networks, self.settings.key_memory, self.settings.job_seconds)
+        given = (theirs, self.networks, self.settings)
         self.process = spawn.Process(target=inference.main, args=given, name="polynext-inference")
         self.process.start()
         theirs.close()

@@ -26,3 +26,16 @@ def test_help_gives_the_true_limits(command: str, capsys: pytest.CaptureFixture[
 def test_the_old_option_for_the_network_still_works(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["encrypted", "ask", "nowhere", "x.png", "--offer", "digits"]) == 2
     assert "--offer is now --network" in capsys.readouterr().err
+
+
+def test_the_old_option_for_threads_still_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["encrypted", "run", "nowhere", "--keys", "nothing", "--processes", "1"]) == 2
+    assert "--processes is now --threads" in capsys.readouterr().err
+
+
+def test_threads_that_seal_does_not_have_are_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYNEXT_ENGINE", "seal")
+    assert main(["encrypted", "run", "nowhere", "--keys", "nothing", "--threads", "2"]) == 2
+    assert "SEAL computes on one thread. The native extension is" in capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""A small network, its plans, and the folders of a client and a server, for both backends."""
+"""A small network, its plans, and the folders of a client and a server, for all backends and engines."""
 
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,17 @@ def plan(request: pytest.FixtureRequest, circuit: Circuit, examples: np.ndarray)
     return make_plan(circuit, examples, request.param, costs=SAME_EVERYWHERE)
 
 
-@pytest.fixture(scope="session", params=["clear", "seal"])
-def backend(request: pytest.FixtureRequest) -> str:
-    return request.param
+@pytest.fixture(scope="session", params=["clear", "seal", "native"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The clear backend, and the seal backend with each of its engines."""
+    if request.param == "clear":
+        yield "clear"
+        return
+    if request.param == "native":
+        pytest.importorskip("polynext_native", reason="polynext-native is not installed: it needs a C++ compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYNEXT_ENGINE", request.param)
+        yield "seal"
 
 
 @pytest.fixture(scope="session")

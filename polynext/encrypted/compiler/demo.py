@@ -62,10 +62,10 @@ def make_demo_folders(out: Path) -> None:
         (folder / MARKER).touch()
 
 
-def run_demo(run: "Run", count: int, out: Path) -> DemoResult:
+def run_demo(run: "Run", count: int, out: Path, threads: int = 1) -> DemoResult:
     """Make keys, encrypt test images, compute and decrypt, with files between client and server.
 
-    `out` has the folders of `make_demo_folders`, and the prepared network in `server`.
+    `out` has the folders of `make_demo_folders`, and the prepared network in `server`, which has `threads` threads.
     """
     server, keys, answers = out / "server", out / "client" / EVALUATION, out / "answers"
     client = Client.keygen(load_client_spec(server), out / "client")
@@ -76,7 +76,7 @@ def run_demo(run: "Run", count: int, out: Path) -> DemoResult:
         requests.append(out / "requests" / f"{start}.enc")
         client.write_request(images[start : start + packed], requests[-1])
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        took, memory = process.submit(answer_requests, server, keys, requests, answers).result()
+        took, memory = process.submit(answer_requests, server, keys, requests, answers, threads).result()
     encrypted = np.concatenate([client.read_answer(answers / request.name) for request in requests])
     with torch.no_grad():
         clear = run.model.double()(torch.from_numpy(images)).numpy()

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -27,12 +28,9 @@ from polynext.encrypted.compiler.rotations import choose_rotations
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Backend, Costs, Security
 from polynext.encrypted.runtime.cost import MEBIBYTE, CostEstimate, estimate_cost, mebibytes
-from polynext.encrypted.runtime.counting import CountingEvaluator
-from polynext.encrypted.runtime.execution import encode_program
 from polynext.encrypted.runtime.levels import StepOutline
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
-from polynext.encrypted.runtime.sharing import Shared
 from polynext.errors import PolyNeXtError, require_share
 
 # Operands of products are scaled to about this size. Larger ones are less affected by the noise of a rescale, smaller
@@ -108,13 +106,13 @@ def make_plan(
     images: int = 1,
     limits: Limits | None = None,
     backend: str = "seal",
-    costs: Callable[[int], Costs] | None = None,
+    costs: Callable[[int, int], Costs] | None = None,
 ) -> Plan:
     """The fastest plan found for running a circuit encrypted with 128-bit security.
 
     `circuit` is as lowered. `examples` (B, *image shape) are typical images: values are scaled and the range of the
     result is chosen by them. `images` is the number of images in one ciphertext. `costs` returns the costs of
-    operations at a ring degree, by default those of the backend on this machine.
+    operations at a ring degree on a number of threads, by default those of the backend on this machine.
     """
     limits = limits or Limits()
     chosen = get_backend(backend)
@@ -130,10 +128,9 @@ def make_plan(
             raise PolyNeXtError(
                 f"the {backend} backend has no ring degree {ring_degree}: choose among {', '.join(map(str, possible))}."
             )
-        at_degree = (costs or chosen.costs)(ring_degree)
         reason = ""
         for lazy in (True, False):
-            search = Search(ring_degree, examples, logits, images, limits, chosen, at_degree, lazy)
+            search = Search(ring_degree, examples, logits, images, limits, chosen, costs or chosen.costs, lazy)
             best, failure = search.best(candidates, best)
             if best is not None and not isinstance(failure, TooImpreciseError):
                 break  # without lazy rescaling there are more primes, and longer scales
@@ -176,8 +173,13 @@ class Search:
     images: int
     limits: Limits
     backend: Backend
-    costs: Costs
+    costs_on: Callable[[int, int], Costs]
     lazy: bool
+
+    @cached_property
+    def costs(self) -> Costs:
+        """On one thread."""
+        return self.costs_on(self.ring_degree, 1)
 
     @property
     def largest_logit(self) -> float:
@@ -358,11 +360,10 @@ class Search:
             if not value <= allowed:
                 message = f"its {what.format(f'{value:.2g}')} where {allowed:g} is allowed"
                 raise TooImpreciseError(message, found.error / self.limits.error)
-        counter = CountingEvaluator(plan.parameters, plan.program.rotations)
-        shared = Shared(plan.program, encode_program(plan.program, counter), counter, self.costs, processes=2)
+        two_threads = self.costs_on(self.ring_degree, 2)
         cost = replace(
             plan.cost,
-            seconds_on_two_cores=round(shared.best().seconds, 3),
+            seconds_on_two_cores=estimate_cost(plan.program, plan.parameters, two_threads).seconds,
             largest_logit=self.largest_logit,
             error=found.error,
             flips=found.flips,

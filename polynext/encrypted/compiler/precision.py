@@ -8,8 +8,10 @@ a small error. A slot is a sum over all coefficients, so its real part has sqrt(
     a rescale       rounding of two polynomials, one of which is multiplied by the secret: variance (1 + 2 N / 3) / 12
     key switching   a rescale by the special prime, and the errors of the keys, each times a digit as long as a prime
 
-Digits are not centred: every coefficient has a mean of half a prime. In the slots this mean becomes 1 / (1 - root) for
-the slot's root of unity, which is a hundred times the rest in the first slots, where roots are close to 1.
+SEAL's digits are not centred: every coefficient has a mean of half a prime. In the slots this mean becomes
+1 / (1 - root) for the slot's root of unity, which is a hundred times the rest in the first slots, where roots are close
+to 1. The native engine centres digits. With SEAL's keys either engine may run a program, so that the noise of SEAL is
+predicted.
 """
 
 import math
@@ -37,6 +39,7 @@ TAIL = 4
 class NoisyEvaluator(ClearEvaluator):
     """Computes in the clear, on many ciphertexts at a time, and adds the noise of encryption."""
 
+    centred: bool = False  # whether digits are centred
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def noisy(self, values: Array, deviation: float | Array, scale: float) -> Array:
@@ -64,7 +67,8 @@ class NoisyEvaluator(ClearEvaluator):
         degree = self.parameters.ring_degree
         exponents = [pow(3, slot, 2 * degree) for slot in range(degree // 2)]
         distance = 2 * np.sin(np.pi * np.array(exponents) / (2 * degree))  # of each root from 1
-        return np.sqrt(degree / 12 + distance**-2.0)
+        means = np.zeros_like(distance) if self.centred else distance**-2.0
+        return np.sqrt(degree / 12 + means)
 
     def fresh(self, values: Array) -> Slots:
         scale = self.parameters.input_scale
@@ -83,8 +87,8 @@ class NoisyEvaluator(ClearEvaluator):
     def multiply(self, left: Slots, right: Slots) -> Slots:
         return self.switched(super().multiply(left, right))
 
-    def rotate(self, value: Slots, steps: int) -> Slots:
-        return self.switched(super().rotate(value, steps))
+    def rotated(self, value: Slots, steps: int, operation: str) -> Slots:
+        return self.switched(super().rotated(value, steps, operation))
 
     def conjugate(self, value: Slots) -> Slots:
         return self.switched(super().conjugate(value))

@@ -16,6 +16,7 @@ import platformdirs
 from polynext import __version__
 from polynext.encrypted.client_spec import VERSION as CLIENT_SPEC_VERSION
 from polynext.encrypted.compiler.planner import Limits
+from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.encrypted.runtime.program_file import VERSION as PROGRAM_VERSION
 from polynext.encrypted.server import load_client_spec, load_server
@@ -67,7 +68,8 @@ def find_shipped(name: str) -> ShippedNetwork | None:
 def shipped_server(chosen: ShippedNetwork = DIGITS) -> Path:
     """The server's folder of a shipped network. The first call prepares it in a cache, which takes seconds."""
     made_from = hashlib.sha256(chosen.weights.read_bytes() + repr(asdict(chosen.limits)).encode()).hexdigest()[:8]
-    made_by = f"{__version__}-{made_from}-{CLIENT_SPEC_VERSION}.{PROGRAM_VERSION}"
+    engine = get_backend("seal").engine.name  # whose costs the plan is made for
+    made_by = f"{__version__}-{made_from}-{CLIENT_SPEC_VERSION}.{PROGRAM_VERSION}-{engine}"
     folder = platformdirs.user_cache_path("polynext") / "prepared" / made_by / chosen.name
     try:
         load_server(folder, load_client_spec(folder))

@@ -59,7 +59,7 @@ def estimate_cost(program: Program, parameters: Parameters, costs: Costs) -> Cos
         levels=program.depth,
         ciphertext_products=counter.total("multiply"),
         plaintext_products=counter.total("multiply_plain"),
-        rotations=counter.total("rotate"),
+        rotations=counter.total("rotate", "rotate_again"),
         rotation_keys=len(program.rotations),
         key_bytes=parameters.key_bytes * (len(program.rotations) + 1),
         program_bytes=sum(d.nbytes for combination in combinations for _, d in combination.diagonals),

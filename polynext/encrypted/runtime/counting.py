@@ -1,7 +1,7 @@
 """An evaluator that counts operations and ciphertexts and computes nothing: the basis of cost estimates."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,8 +55,8 @@ class CountingEvaluator(Evaluator):
         assert not any(operand.released for operand in operands), f"{operation} of a released ciphertext"
         self.operations[operation, self.parameters.primes_at(operands[0].level)] += 1
 
-    def total(self, operation: str) -> int:
-        return sum(n for (name, _), n in self.operations.items() if name == operation)
+    def total(self, *operations: str) -> int:
+        return sum(n for (name, _), n in self.operations.items() if name in operations)
 
     def image(self, values: Array | None = None) -> Slots:
         """A stand-in for a freshly encrypted image."""
@@ -108,8 +108,15 @@ class CountingEvaluator(Evaluator):
         return result
 
     def rotate(self, value: Slots, steps: int) -> Slots:
+        return self.rotated(value, steps, "rotate")
+
+    def rotate_many(self, value: Slots, steps: Iterable[int]) -> list[Slots]:
+        """The first rotation of a value costs more than each further one, if the library shares work."""
+        return [self.rotated(value, by, "rotate_again" if i else "rotate") for i, by in enumerate(steps)]
+
+    def rotated(self, value: Slots, steps: int, operation: str) -> Slots:
         assert steps % self.parameters.slots in self.rotations, f"there is no key to rotate by {steps}"
-        self.count("rotate", value)
+        self.count(operation, value)
         return self.slots(value.level, value.scale, self.rolled(value.values, steps))
 
     def conjugate(self, value: Slots) -> Slots:

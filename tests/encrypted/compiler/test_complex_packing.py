@@ -34,7 +34,7 @@ def test_packed_values_compute_the_same_with_fewer_products(lazy: bool) -> None:
     assert together.plaintext_products < apart.plaintext_products
     result, counted = run_clear(program, parameters, images)
     np.testing.assert_allclose(result, circuit(images), atol=1e-9)
-    assert counted.total("rotate") == together.rotations
+    assert counted.total("rotate", "rotate_again") == together.rotations
     for step in program.steps[::2]:
         step.keep_encoded = False
     loaded = saved_and_loaded(program)

@@ -138,5 +138,15 @@ def test_both_engines_answer_alike(plan: Any, trained: Any, examples: np.ndarray
 
 def test_an_unknown_engine_is_refused(monkeypatch) -> None:
     monkeypatch.setenv("POLYNEXT_ENGINE", "gpu")
-    with pytest.raises(PolyNeXtError, match="POLYNEXT_ENGINE is 'gpu': set it to native or seal"):
+    with pytest.raises(PolyNeXtError, match="POLYNEXT_ENGINE is 'gpu': set it to seal or native"):
+        evaluation_engine()
+
+
+def test_the_extension_computes_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POLYNEXT_ENGINE", raising=False)
+    assert evaluation_engine().name == "native"
+    monkeypatch.setattr("polynext.encrypted.runtime.backends.seal.find_spec", lambda name: None)
+    assert evaluation_engine().name == "seal"
+    monkeypatch.setenv("POLYNEXT_ENGINE", "native")
+    with pytest.raises(PolyNeXtError, match="polynext-native is not installed: pip install"):
         evaluation_engine()

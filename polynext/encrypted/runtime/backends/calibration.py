@@ -16,22 +16,25 @@ from polynext.encrypted.runtime.backends.protocol import Backend, Ciphertext, Co
 from polynext.encrypted.runtime.parameters import Parameters
 
 # The version of the measurement. Caches of other versions are ignored.
-VERSION = 3
+VERSION = 4
 
 # Products with plaintexts are measured in sums of so many, as programs use them.
 SUMMED_PRODUCTS = 8
+# So many rotations of one value are measured, to know what each one costs after the first.
+ROTATIONS = 4
 
 Operation = Callable[[], object]
 
 
-def machine_costs(backend: Backend, ring_degree: int, engine: str = "") -> Costs:
-    """This machine's costs, from the cache or measured now, which takes a few seconds. `engine` names what computes, if
-    the backend has several."""
-    file = cache_file(backend, ring_degree, engine)
+def machine_costs(backend: Backend, ring_degree: int, threads: int = 1) -> Costs:
+    """The costs of the backend's engine on this machine, from the cache or measured now, which takes a few seconds."""
+    if not backend.engine.threads:
+        threads = 1
+    file = cache_file(backend, ring_degree, threads)
     try:
         return Costs(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
-        costs = calibrate(backend, ring_degree)
+        costs = calibrate(backend, ring_degree, threads)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(costs)))
@@ -40,29 +43,34 @@ def machine_costs(backend: Backend, ring_degree: int, engine: str = "") -> Costs
     return costs
 
 
-def cache_file(backend: Backend, ring_degree: int, engine: str) -> Path:
-    name = f"{backend.name}-{backend.library}-{engine}-{VERSION}-{platform.machine()}-{platform.node()}-{ring_degree}"
+def cache_file(backend: Backend, ring_degree: int, threads: int) -> Path:
+    computes = f"{backend.name}-{backend.library}-{backend.engine.name}-{threads}"
+    name = f"{computes}-{VERSION}-{platform.machine()}-{platform.node()}-{ring_degree}"
     return platformdirs.user_cache_path("polynext") / f"{name.replace('/', '-').replace(' ', '-')}.json"
 
 
-def calibrate(backend: Backend, ring_degree: int, repeats: int = 7) -> Costs:
-    """Measures the CPU time of every operation at three numbers of primes, and fits polynomials."""
+def calibrate(backend: Backend, ring_degree: int, threads: int = 1, repeats: int = 7) -> Costs:
+    """Measures every operation at three numbers of primes, and fits polynomials. The time is CPU time on one thread,
+    which other programs disturb little, and elapsed time on several."""
     longest = backend.security.longest_modulus[ring_degree]
     most = min(max(longest // 48 - 1, 1), 12)
     parameters = Parameters(ring_degree, (40,) * (most - 1) + (40, 48), 36, 20, 36, 36)
     secret = backend.ring(parameters).generate_key()
-    evaluator = secret.ring.evaluator(secret.evaluation_keys([1]))
+    evaluator = secret.ring.evaluator(secret.evaluation_keys([1]), threads)
     values = np.random.default_rng(0).uniform(-1, 1, parameters.slots)
     fresh = secret.encrypt(values)
     counts = sorted({most, (most + 2) // 2, min(2, most)})
     measured: dict[str, list[float]] = {}
     for primes in counts:
         for name, operation in operations_at(evaluator, fresh, values, most - primes).items():
-            products = SUMMED_PRODUCTS if name == "multiply_plain" else 1
-            measured.setdefault(name, []).append(timed(operation, repeats) / products)
+            clock = time.process_time if evaluator.threads == 1 else time.perf_counter
+            measured.setdefault(name, []).append(timed(operation, repeats, clock))
+    several, first = measured.pop("rotate_many"), measured["rotate"]
+    measured["rotate_again"] = [max(a - b, 1e-9) / (ROTATIONS - 1) for a, b in zip(several, first, strict=True)]
+    measured["multiply_plain"] = [each / SUMMED_PRODUCTS for each in measured["multiply_plain"]]
     seconds = {}
     for name, times in measured.items():
-        degree = 2 if name in ("rotate", "multiply") else 1
+        degree = 2 if name in ("rotate", "rotate_again", "multiply") else 1
         seconds[name] = (0.0, *fit_nonnegative(np.array(counts[-len(times) :], dtype=float), np.array(times), degree))
     return Costs(ring_degree, seconds)
 
@@ -92,6 +100,7 @@ def operations_at(evaluator: Evaluator, fresh: Ciphertext, values: Array, level:
     operations: dict[str, Operation] = {
         "encode": lambda: evaluator.encode(values, level, 2.0**20),
         "rotate": lambda: evaluator.rotate(value, 1),
+        "rotate_many": lambda: evaluator.rotate_many(value, [1] * ROTATIONS),
         "multiply": lambda: evaluator.multiply(value, value),
         "add": lambda: evaluator.add(body, body),
     }
@@ -102,11 +111,11 @@ def operations_at(evaluator: Evaluator, fresh: Ciphertext, values: Array, level:
     return operations
 
 
-def timed(operation: Operation, repeats: int) -> float:
+def timed(operation: Operation, repeats: int, clock: Callable[[], float]) -> float:
     operation()
     times = []
     for _ in range(repeats):
-        start = time.process_time()
+        start = clock()
         operation()
-        times.append(time.process_time() - start)
+        times.append(clock() - start)
     return min(times)  # disturbances only ever add time

@@ -70,6 +70,13 @@ class NativeEvaluator(Evaluator):
         digits = key.key(2 if element == 1 else element)
         return self.native.load_key(element, [digit_words(self.ring, digit) for digit in digits])
 
+    @property
+    def threads(self) -> int:
+        return self.native.threads
+
+    def use_threads(self, count: int) -> None:
+        self.native.threads = count
+
     def wrap(self, body: polynext_native.Ciphertext, level: int, scale: float) -> NativeCiphertext:
         return NativeCiphertext(self.ring, body, level, scale)
 

@@ -136,13 +136,15 @@ class Backend(ABC):
     def ring(self, parameters: Parameters) -> "Ring": ...
 
     @abstractmethod
-    def costs(self, ring_degree: int) -> Costs: ...
+    def costs(self, ring_degree: int, threads: int = 1) -> Costs:
+        """What operations cost on this machine, on so many threads if the engine has threads."""
 
 
 @dataclass(eq=False)
 class EvaluationKeys:
     """The keys for computing: one for products and one for each rotation. They are separate, because loading a file of
-    many keys can take several times its size in memory. Those that a client makes are `Savable`."""
+    many keys can take several times its size in memory. Those that a client makes are `Savable`; those that a server
+    loads have the form that its engine computes with."""
 
     relinearisation: Any
     rotations: Mapping[int, Any]
@@ -250,6 +252,15 @@ class Evaluator(ABC):
 
     parameters: Parameters
     needs_values = True  # False if it only counts
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that compute. Callers may use so many Python threads, too."""
+        return 1
+
+    def use_threads(self, count: int) -> None:
+        """Computes on so many threads from now on, in libraries with threads. A process must use one when it forks."""
+        return
 
     @abstractmethod
     def encode(self, values: Array | None, level: int, scale: float) -> Plaintext | None:

@@ -2,13 +2,13 @@
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import tenseal.sealapi as seal
@@ -20,6 +20,7 @@ from polynext.encrypted.runtime.backends.protocol import (
     CONJUGATION,
     STANDARD_SECURITY,
     Backend,
+    Ciphertext,
     Costs,
     Engine,
     EvaluationKeys,
@@ -65,14 +66,14 @@ class SealBackend(Backend):
 
     @property
     def engine(self) -> Engine:
-        return ENGINES[evaluation_engine()]
+        return evaluation_engine()
 
     def ring(self, parameters: Parameters) -> "SealRing":
         self.security.check(parameters)
         return SealRing(parameters)
 
-    def costs(self, ring_degree: int) -> Costs:
-        return machine_costs(self, ring_degree, self.engine.name)
+    def costs(self, ring_degree: int, threads: int = 1) -> Costs:
+        return machine_costs(self, ring_degree, threads)
 
 
 @dataclass(eq=False)
@@ -130,13 +131,28 @@ class SealRing(Ring):
         return SealKey(self, self.load(seal.SecretKey(), "a secret key", path))
 
     def load_evaluation_keys(self, relinearisation: Path, rotations: Mapping[int, Path]) -> EvaluationKeys:
+        """SEAL checks each key. The native extension then converts it, so that only one is in memory in both forms."""
         if self.parameters.hybrid_keys:
             require_hybrid_engine()
             from polynext.encrypted.runtime.backends.native import load_hybrid_keys
 
             return load_hybrid_keys(self, relinearisation, rotations)
-        loaded = {step: self.load(seal.GaloisKeys(), "a rotation key", path) for step, path in rotations.items()}
-        return EvaluationKeys(self.load(seal.RelinKeys(), "a relinearisation key", relinearisation), loaded)
+        converted = self.key_converter()
+        loaded = {
+            step: converted(self.load(seal.GaloisKeys(), "a rotation key", path), galois_element(step, self.parameters))
+            for step, path in rotations.items()
+        }
+        return EvaluationKeys(
+            converted(self.load(seal.RelinKeys(), "a relinearisation key", relinearisation), 1), loaded
+        )
+
+    def key_converter(self) -> Callable[[Any, int], Any]:
+        """A function from SEAL's form of a key and its Galois element to the form that the engine computes with."""
+        if evaluation_engine().name == "seal":
+            return lambda key, element: key
+        from polynext.encrypted.runtime.backends.native import NativeEvaluator
+
+        return NativeEvaluator(self, EvaluationKeys(None, {})).key
 
     def load_ciphertext(self, path: Path, level: int, scale: float) -> SealCiphertext:
         body = self.load(seal.Ciphertext(), "a ciphertext", path)
@@ -196,11 +212,20 @@ class SealRing(Ring):
     def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> Evaluator:
         if self.parameters.hybrid_keys:
             require_hybrid_engine()
-        elif evaluation_engine() == "seal":
-            return SealEvaluator(self, keys)  # which has one thread
+        elif evaluation_engine().name == "seal":
+            return SealEvaluator(self, keys)
         from polynext.encrypted.runtime.backends.native import NativeEvaluator
 
         return NativeEvaluator(self, keys, threads)
+
+    def as_seal(self, value: Ciphertext) -> SealCiphertext:
+        """A ciphertext as SEAL's object. One of the native extension goes through the file that SEAL reads."""
+        if isinstance(value, SealCiphertext):
+            return value
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "ciphertext"
+            value.save(str(path))
+            return self.load_ciphertext(path, value.level, value.scale)
 
     @cached_property
     def key_primes(self) -> list[int]:
@@ -268,9 +293,9 @@ class SealKey(SecretKey):
         encryptor.encrypt_symmetric(self.ring.encode(values, 0, parameters.input_scale), body)
         return SealCiphertext(body, 0, parameters.input_scale)
 
-    def decrypt(self, value: SealCiphertext) -> Array:
+    def decrypt(self, value: Ciphertext) -> Array:
         plain = seal.Plaintext()
-        seal.Decryptor(self.ring.context, self.secret).decrypt(value.body, plain)
+        seal.Decryptor(self.ring.context, self.secret).decrypt(self.ring.as_seal(value).body, plain)
         return np.array(self.ring.encoder.decode_double(plain))
 
 
@@ -280,24 +305,27 @@ def in_seal_order(parameters: Parameters) -> list[int]:
     return [*reversed(bits[:count]), *bits[count:]]
 
 
-def evaluation_engine() -> Literal["native", "seal"]:
-    """Which library computes on ciphertexts: SEAL, or the native extension if POLYNEXT_ENGINE is "native"."""
-    chosen = os.environ.get("POLYNEXT_ENGINE") or "seal"
-    if chosen == "native" and find_spec("polynext_native") is None:
-        raise PolyNeXtError("POLYNEXT_ENGINE is native, but polynext-native is not installed: pip install ./native.")
-    if chosen not in ("native", "seal"):
-        raise PolyNeXtError(f"POLYNEXT_ENGINE is {chosen!r}: set it to native or seal, or leave it out.")
-    return cast(Literal["native", "seal"], chosen)
+def evaluation_engine() -> Engine:
+    """What computes on ciphertexts: the native extension if it is installed, otherwise SEAL.
+
+    The environment variable POLYNEXT_ENGINE chooses one of them. This is the only place that reads it.
+    """
+    installed = find_spec("polynext_native") is not None
+    chosen = os.environ.get("POLYNEXT_ENGINE") or ("native" if installed else "seal")
+    if chosen not in ENGINES:
+        raise PolyNeXtError(f"POLYNEXT_ENGINE is {chosen!r}: set it to {' or '.join(ENGINES)}, or leave it out.")
+    if chosen == "native" and not installed:
+        raise PolyNeXtError(
+            "POLYNEXT_ENGINE is native, but polynext-native is not installed: pip install ./native in a checkout."
+        )
+    return ENGINES[chosen]
 
 
 def require_hybrid_engine() -> None:
     """Raises PolyNeXtError if this machine cannot compute with hybrid keys."""
-    if find_spec("polynext_native") is None:
-        problem = "polynext-native is not installed"
-    elif os.environ.get("POLYNEXT_ENGINE") == "seal":
-        problem = "POLYNEXT_ENGINE is seal"
-    else:
+    if evaluation_engine().hybrid_keys:
         return
+    problem = "POLYNEXT_ENGINE is seal" if find_spec("polynext_native") else "polynext-native is not installed"
     raise PolyNeXtError(
         f"this network was prepared with hybrid keys, which only the native evaluator computes with, and {problem}: "
         "install or choose it, or prepare the network with `--clients any`."
