@@ -6,12 +6,12 @@ a small error. A slot is a sum over all coefficients, so its real part has sqrt(
     a plaintext     rounding to integers, variance 1/12
     encryption      the error of the scheme, standard deviation 3.2
     a rescale       rounding of two polynomials, one of which is multiplied by the secret: variance (1 + 2 N / 3) / 12
-    key switching   a rescale by the special prime, and the errors of the keys, each times a digit as long as a prime
+    key switching   a rescale by the special primes, and the errors of the keys, each times a digit
 
-SEAL's digits are not centred: every coefficient has a mean of half a prime. In the slots this mean becomes
-1 / (1 - root) for the slot's root of unity, which is a hundred times the rest in the first slots, where roots are close
-to 1. The native engine centres digits. With SEAL's keys either engine may run a program, so that the noise of SEAL is
-predicted.
+The native evaluator centres digits around zero. SEAL does not: every coefficient has a mean of half a prime. In the
+slots this mean becomes 1 / (1 - root) for the slot's root of unity, which is a hundred times the rest in the first
+slots, where roots are close to 1. Plans with SEAL's keys run on both, so the larger noise counts; hybrid keys need the
+native evaluator.
 """
 
 import math
@@ -39,8 +39,8 @@ TAIL = 4
 class NoisyEvaluator(ClearEvaluator):
     """Computes in the clear, on many ciphertexts at a time, and adds the noise of encryption."""
 
-    centred: bool = False  # whether digits are centred
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    centred: bool = False  # whether digits of SEAL's keys are centred too
 
     def noisy(self, values: Array, deviation: float | Array, scale: float) -> Array:
         """Adds noise. `deviation` is the standard deviation of a coefficient, for all slots or for each."""
@@ -57,18 +57,21 @@ class NoisyEvaluator(ClearEvaluator):
 
     def switching(self, level: int) -> Array:
         """The standard deviation of a coefficient's error after key switching, as it appears in each slot."""
-        *primes, special = self.parameters.prime_bits
-        digits = sum(4.0 ** (bits - special) for bits in primes[level:])
+        size, data = self.parameters.special_primes, self.parameters.depth + 1
+        special = sum(self.parameters.prime_bits[data:])
+        primes = self.parameters.prime_bits[level:data][::-1]  # digits begin at the prime that is dropped last
+        digits = sum(4.0 ** (sum(primes[i : i + size]) - special) for i in range(0, len(primes), size))
         return np.hypot(ERROR * math.sqrt(digits) * self.digit, self.rounding)
 
     @cached_property
     def digit(self) -> Array:
-        """The factor of a key's error in each slot, in units of the digit's prime."""
+        """The factor of a key's error in each slot, in units of the product of the digit's primes."""
         degree = self.parameters.ring_degree
+        if self.centred or self.parameters.hybrid_keys:
+            return np.full(degree // 2, math.sqrt(degree / 12))
         exponents = [pow(3, slot, 2 * degree) for slot in range(degree // 2)]
         distance = 2 * np.sin(np.pi * np.array(exponents) / (2 * degree))  # of each root from 1
-        means = np.zeros_like(distance) if self.centred else distance**-2.0
-        return np.sqrt(degree / 12 + means)
+        return np.sqrt(degree / 12 + distance**-2.0)
 
     def fresh(self, values: Array) -> Slots:
         scale = self.parameters.input_scale

@@ -12,25 +12,55 @@ from polynext.encrypted.compiler.precision import NoisyEvaluator, flipped
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.models.network import PolyNeXt
-from tests.encrypted.conftest import SAME_EVERYWHERE, logits, run_encrypted
+from tests.encrypted.conftest import SAME_EVERYWHERE, decrypted, logits, run_encrypted
 
 
-@pytest.mark.parametrize("backend", ["seal", "native"], indirect=True)
-def test_the_noise_of_a_rotation_is_predicted_in_every_slot(backend: str) -> None:
-    """The first slots have a hundred times that of the others, unless digits are centred."""
-    parameters = Parameters(2**13, (40, 40, 40), 30, 30, 36, 30)
-    ring, centred = get_backend(backend).ring(parameters), get_backend(backend).engine.centred
+def measured_noise(parameters: Parameters, level: int = 0, keys: int = 24) -> np.ndarray:
+    """The noise of a rotation in every slot, over several keys."""
+    ring = get_backend("seal").ring(parameters)
     found = []
-    for _ in range(24):
+    for _ in range(keys):
         key = ring.generate_key()
-        rotated = ring.evaluator(key.evaluation_keys([1])).rotate(key.encrypt(np.zeros(parameters.slots)), 1)
-        found.append(key.decrypt(rotated))
-    measured = np.sqrt(np.mean(np.square(found), axis=0))
-    deviation = NoisyEvaluator(parameters, (1,), centred=centred).switching(0)
-    predicted = deviation * np.sqrt(parameters.slots) / parameters.input_scale
-    assert centred or predicted[0] > 50 * np.median(predicted)
+        evaluator = ring.evaluator(key.evaluation_keys([1]))
+        fresh = evaluator.drop(key.encrypt(np.zeros(parameters.slots)), level)
+        found.append(decrypted(evaluator.rotate(fresh, 1), key))
+    return np.sqrt(np.mean(np.square(found), axis=0))
+
+
+def predicted_noise(parameters: Parameters, level: int = 0, centred: bool = False) -> np.ndarray:
+    noise = NoisyEvaluator(parameters, (1,), centred=centred).switching(level)
+    return noise * np.sqrt(parameters.slots) / parameters.input_scale
+
+
+def test_the_noise_of_a_rotation_is_predicted_in_every_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of SEAL's rotations, the first slots have a hundred times that of the others."""
+    monkeypatch.setenv("POLYNEXT_ENGINE", "seal")
+    parameters = Parameters(2**13, (40, 40, 40), 30, 30, 36, 30)
+    measured, predicted = measured_noise(parameters), predicted_noise(parameters)
+    assert predicted[0] > 50 * np.median(predicted)
     np.testing.assert_allclose(measured[:3], predicted[:3], rtol=0.7)
     np.testing.assert_allclose(np.median(measured), np.median(predicted), rtol=0.1)
+
+
+# Hybrid keys with digits of two primes and one, longer than the special primes together, and as long.
+CENTRED = {
+    "SEAL's keys": (Parameters(2**13, (40, 40, 40), 30, 30, 36, 30), 0),
+    "two digits": (Parameters(2**13, (40, 40, 42, 40, 40), 30, 30, 36, 30, special_primes=2), 0),
+    "one digit": (Parameters(2**13, (40, 40, 42, 40, 40), 30, 30, 36, 30, special_primes=2), 1),
+    "one digit of one prime": (Parameters(2**13, (40, 40, 42, 40, 40), 30, 30, 36, 30, special_primes=2), 2),
+}
+
+
+@pytest.mark.parametrize("case", CENTRED)
+def test_the_noise_of_centred_digits_is_predicted(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native evaluator's noise is the same in all slots."""
+    pytest.importorskip("polynext_native", reason="polynext-native is not installed: it needs a C++ compiler")
+    monkeypatch.setenv("POLYNEXT_ENGINE", "native")
+    parameters, level = CENTRED[case]
+    measured, predicted = measured_noise(parameters, level, keys=8), predicted_noise(parameters, level, centred=True)
+    np.testing.assert_allclose(np.sqrt(np.mean(measured**2)), predicted[0], rtol=0.1)
+    assert (predicted == predicted[0]).all()
+    assert measured.max() < 5 * predicted[0]
 
 
 def test_the_error_of_the_logits_is_predicted(patches: PolyNeXt, lowered: Circuit) -> None:

@@ -18,6 +18,7 @@ from polynext.encrypted.runtime.backends import get_backend, seal_files
 from polynext.encrypted.runtime.backends.protocol import CONJUGATION, EvaluationKeys, Part
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.errors import PolyNeXtError
+from tests.encrypted.conftest import decrypted
 
 pytest.importorskip("polynext_native", reason="polynext-native is not installed: it needs a C++ compiler")
 
@@ -52,12 +53,6 @@ def written(key: Any) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         key.save(str(Path(folder) / "key"))
         return (Path(folder) / "key").read_bytes()
-
-
-def decrypted(value: Any, secret: SealKey) -> np.ndarray:
-    with tempfile.TemporaryDirectory() as folder:
-        value.save(str(Path(folder) / "value"))
-        return secret.decrypt(secret.ring.load_ciphertext(Path(folder) / "value", value.level, value.scale))
 
 
 def test_rotations_and_products_are_correct_at_every_level(secret: SealKey) -> None:

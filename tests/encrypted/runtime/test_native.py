@@ -1,8 +1,6 @@
 """The native extension against SEAL: the same words, operation by operation, and the same answers."""
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polynext.encrypted.runtime.backends import get_backend
-from polynext.encrypted.runtime.backends.protocol import CONJUGATION, SecretKey
+from polynext.encrypted.runtime.backends.protocol import CONJUGATION
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.errors import PolyNeXtError
-from tests.encrypted.conftest import logits, promised
+from tests.encrypted.conftest import decrypted, logits, promised
 
 pytest.importorskip("polynext_native", reason="polynext-native is not installed: it needs a C++ compiler")
 
@@ -92,14 +90,6 @@ def test_encoded_values_and_sums_agree(pair: Pair, seed: int, count: int) -> Non
         found.append(decrypted(saved, pair.secret))
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-2 * count)
-
-
-def decrypted(value: Any, secret: SecretKey) -> np.ndarray:
-    """Saves a ciphertext and lets SEAL load it, as a client does."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "value"
-        value.save(str(path))
-        return secret.decrypt(secret.ring.load_ciphertext(path, value.level, value.scale))
 
 
 def test_values_too_small_for_a_scale_have_no_plaintext(pair: Pair) -> None:
