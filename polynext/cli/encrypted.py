@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
@@ -18,6 +18,7 @@ from polynext.cli.commands import Command, Commands
 from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.cost import MEBIBYTE, mebibytes
+from polynext.encrypted.runtime.parameters import Parameters
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.extras import require
 from polynext.memory import peak_memory
@@ -42,6 +43,11 @@ class LimitOptions:
     error: float | None = None
     """Largest error of the logits, relative to the largest logit. Default: 0.001; digits: 0.002; cifar10: 0.01."""
 
+    clients: Literal["any", "python"] | None = None
+    """Clients to prepare for. any: also the browser page, and servers without polynext-native, with SEAL's keys.
+    python: Python clients only, with hybrid keys, which are smaller and faster and need polynext-native on the server.
+    Default: any."""
+
     def limits(self, network: str) -> "Limits":
         """A network's limits, replaced by those that are given."""
         from polynext.encrypted.compiler.planner import Limits
@@ -54,6 +60,7 @@ class LimitOptions:
             memory=own.memory if self.memory is None else self.memory * MEBIBYTE,
             keys=own.keys if self.key_memory is None else self.key_memory * MEBIBYTE,
             error=own.error if self.error is None else self.error,
+            clients=self.clients or own.clients,
         )
 
 
@@ -421,6 +428,7 @@ def print_cost(made: "Plan | ClientSpec") -> None:
         ("plaintext products", str(cost.plaintext_products)),
         ("ciphertext products", str(cost.ciphertext_products)),
         ("rotation keys", f"{cost.rotation_keys}, {mebibytes(cost.rotation_keys * parameters.key_bytes)}"),
+        ("kind of keys", kind_of_keys(parameters)),
         ("encoded weights", mebibytes(cost.plaintext_bytes)),
         ("ciphertexts at most", mebibytes(cost.ciphertext_bytes)),
         ("server memory", mebibytes(cost.peak_bytes)),
@@ -432,6 +440,12 @@ def print_cost(made: "Plan | ClientSpec") -> None:
     print(table(("encrypted inference", ""), rows))
     if backend.encrypts and not backend.engine.threads:
         print(NATIVE_HINT)
+
+
+def kind_of_keys(parameters: Parameters) -> str:
+    if not parameters.hybrid_keys:
+        return "SEAL's, for all clients"
+    return f"hybrid, {parameters.special_primes} special primes, for Python clients"
 
 
 def seconds(ciphertext: float, images: int) -> str:

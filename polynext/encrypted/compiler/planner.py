@@ -3,9 +3,10 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, partial
+from typing import Literal
 
 import numpy as np
 
@@ -18,17 +19,22 @@ from polynext.encrypted.compiler.materialised import Candidates, Materialised
 from polynext.encrypted.compiler.outlines import (
     computed_values,
     linear_terms,
-    needed_prime_bits,
     outline_steps,
     step_operands,
+)
+from polynext.encrypted.compiler.parameter_choice import (
+    MOST_SPECIAL_PRIMES,
+    DoesNotFitError,
+    choose_parameters,
+    choose_special_primes,
+    rounding_error,
 )
 from polynext.encrypted.compiler.precision import predict
 from polynext.encrypted.compiler.program_builder import build_program, choose_giant_steps
 from polynext.encrypted.compiler.rotations import choose_rotations
 from polynext.encrypted.runtime.backends import get_backend
-from polynext.encrypted.runtime.backends.protocol import Backend, Costs, Security
+from polynext.encrypted.runtime.backends.protocol import Backend, Costs
 from polynext.encrypted.runtime.cost import MEBIBYTE, CostEstimate, estimate_cost, mebibytes
-from polynext.encrypted.runtime.levels import StepOutline
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
 from polynext.errors import PolyNeXtError, require_share
@@ -37,29 +43,12 @@ from polynext.errors import PolyNeXtError, require_share
 # ones leave more digits to the plaintexts that they are multiplied by.
 OPERAND_SIZE = 8.0
 
-# Rounding a value costs about 4 times the precision of rounding a weight at the same scale.
-WEIGHTS_TO_VALUES = 4
-LEAST_PLAIN_BITS, LEAST_LAZY_PLAIN_BITS = 20, 15
-# The image is encrypted with this many bits more than later values have.
-INPUT_BITS_MORE = 8
-# The bits of the examples' largest logit, which put it far above its noise, and the room above it.
-RESULT_BITS, RESULT_ROOM_BITS, MOST_RESULT_BITS = 28, 4, 44
-MOST_SCALE_BITS, LEAST_SCALE_BITS, LEAST_LAZY_SCALE_BITS = 34, 26, 20
-
 # The number of choices of materialised values that are tried.
 MOST_TRIALS = 20
 # The number of trial plans that are completed; the fastest of these is chosen.
 FINALISTS = 3
 # A trial plan is not completed if its predicted error is more than this many times the limit.
 HOPELESS = 1.5
-
-
-class DoesNotFitError(PolyNeXtError):
-    """The network cannot be run encrypted within the limits: it takes `excess` times as much as one of them allows."""
-
-    def __init__(self, message: str, excess: float = math.inf):
-        super().__init__(message)
-        self.excess = excess
 
 
 class TooImpreciseError(DoesNotFitError):
@@ -72,6 +61,9 @@ class Limits:
 
     `memory` and `keys` are bytes. `ring_degrees` are those to try, by default all that the backend supports. `error` is
     the error of the logits relative to the largest logit, and `flips` the share of predictions that change.
+
+    `clients` are those that the network is prepared for: "any", also the browser page and servers without the native
+    evaluator, with SEAL's keys; or "python", with hybrid keys, which are smaller and faster and allow a ring of 2^16.
     """
 
     memory: int = 2048 * MEBIBYTE
@@ -79,9 +71,16 @@ class Limits:
     ring_degrees: tuple[int, ...] | None = None
     error: float = 1e-3
     flips: float = 0.01
+    clients: Literal["any", "python"] = "any"
 
     def __post_init__(self) -> None:
         require_share(error=self.error, flips=self.flips)
+        if self.clients not in ("any", "python"):
+            raise PolyNeXtError(f"`clients` is {self.clients!r}: choose any or python.")
+
+    @property
+    def hybrid_keys(self) -> bool:
+        return self.clients == "python"
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,31 +105,34 @@ def make_plan(
     images: int = 1,
     limits: Limits | None = None,
     backend: str = "seal",
-    costs: Callable[[int, int], Costs] | None = None,
+    costs: Callable[[int, int, int], Costs] | None = None,
 ) -> Plan:
     """The fastest plan found for running a circuit encrypted with 128-bit security.
 
     `circuit` is as lowered. `examples` (B, *image shape) are typical images: values are scaled and the range of the
     result is chosen by them. `images` is the number of images in one ciphertext. `costs` returns the costs of
-    operations at a ring degree on a number of threads, by default those of the backend on this machine.
+    operations at a ring degree, on a number of threads and with a number of special primes, by default those of the
+    backend on this machine.
     """
     limits = limits or Limits()
     chosen = get_backend(backend)
-    possible = tuple(chosen.security.longest_modulus)
+    possible = tuple(chosen.security.limits(limits.hybrid_keys))
     merged = merge_linear_maps(factor_sums(structured(patches_first(circuit))))
     logits = circuit(examples).reshape(len(examples), -1)
     candidates = Candidates(merged)
     longest = max((node.size for node in merged.order if isinstance(node, Product)), default=0)
+    known_costs = cache(costs or chosen.costs)
     reasons = []
     best: ChosenPlan | None = None
     for ring_degree in limits.ring_degrees or possible:
         if ring_degree not in possible:
             raise PolyNeXtError(
-                f"the {backend} backend has no ring degree {ring_degree}: choose among {', '.join(map(str, possible))}."
+                f"the {backend} backend has no ring degree {ring_degree} for {limits.clients} clients: choose among "
+                f"{', '.join(map(str, possible))}."
             )
         reason = ""
         for lazy in (True, False):
-            search = Search(ring_degree, examples, logits, images, limits, chosen, costs or chosen.costs, lazy)
+            search = Search(ring_degree, examples, logits, images, limits, chosen, known_costs, lazy)
             best, failure = search.best(candidates, best)
             if best is not None and not isinstance(failure, TooImpreciseError):
                 break  # without lazy rescaling there are more primes, and longer scales
@@ -139,7 +141,10 @@ def make_plan(
             break  # a larger ring makes operations slower, and does not save any if no value had to be split
         reasons.append(reason)
     if best is not None:
-        return best.plan
+        plan = best.plan
+        two_threads = known_costs(plan.parameters.ring_degree, 2, plan.parameters.special_primes)
+        seconds = estimate_cost(plan.program, plan.parameters, two_threads).seconds
+        return replace(plan, cost=replace(plan.cost, seconds_on_two_cores=seconds))
     raise DoesNotFitError(
         f"this network does not fit for {images} image{'s' * (images > 1)} in a ciphertext: {'; '.join(reasons)}. "
         "Take a network with fewer or narrower layers, fewer images, or allow more memory."
@@ -173,13 +178,13 @@ class Search:
     images: int
     limits: Limits
     backend: Backend
-    costs_on: Callable[[int, int], Costs]
+    costs: Callable[[int, int, int], Costs]
     lazy: bool
+    special_primes: int | None = None  # of hybrid keys; by default as many as cost no precision
 
-    @cached_property
-    def costs(self) -> Costs:
+    def costs_with(self, parameters: Parameters) -> Costs:
         """On one thread."""
-        return self.costs_on(self.ring_degree, 1)
+        return self.costs(self.ring_degree, 1, parameters.special_primes)
 
     @property
     def largest_logit(self) -> float:
@@ -196,7 +201,27 @@ class Search:
         found, reason = self.complete_best(candidates, self.trials(candidates), other)
         if isinstance(reason, TooImpreciseError) and candidates.has_skewed:
             found, _ = self.complete_best(candidates, self.trials(candidates.without_skewed()), found)
+        if found is not None and found is not other and self.limits.hybrid_keys:
+            found = self.with_more_special_primes(candidates, found)
         return found, reason
+
+    def with_more_special_primes(self, candidates: Candidates, best: ChosenPlan) -> ChosenPlan:
+        """Adds special primes at the cost of precision, as long as this saves time."""
+        for special_primes in range(best.plan.parameters.special_primes + 1, MOST_SPECIAL_PRIMES + 1):
+            search = replace(self, special_primes=special_primes)
+            trial = search.try_plan(candidates, best.materialised)
+            if isinstance(trial, DoesNotFitError) or trial.seconds >= best.plan.cost.seconds:
+                break
+            if best.plan.cost.error / rounding_error(best.plan.parameters) * rounding_error(trial.parameters) > (
+                HOPELESS * self.limits.error
+            ):
+                break
+            better, _ = search.complete_best(candidates, {best.materialised: trial}, best)
+            assert better is not None
+            if better is best:
+                break
+            best = better
+        return best
 
     def trials(self, candidates: Candidates) -> dict[Materialised, TrialPlan | DoesNotFitError]:
         """Trial plans, the fastest first, then those that nearly fit.
@@ -287,11 +312,14 @@ class Search:
             for operand, sources in zip(step_operands(node), outline.operands, strict=True):
                 entries = 0 if isinstance(sources, int) else sum(term.map.entries for term in linear_terms(operand))
                 products["multiply_plain", parameters.primes_at(outline.level)] += entries * self.images
-        return self.costs(products) / (2 * parameters.slots)
+        return self.costs_with(parameters)(products) / (2 * parameters.slots)
 
     def parameters(self, circuit: Circuit) -> Parameters:
         outlines = outline_steps(circuit, self.lazy)
-        return choose_parameters(outlines, self.ring_degree, self.largest_logit, self.backend.security)
+        chosen = partial(choose_parameters, outlines, self.ring_degree, self.largest_logit, self.backend.security)
+        if not self.limits.hybrid_keys:
+            return chosen(1)
+        return chosen(self.special_primes) if self.special_primes else choose_special_primes(chosen)
 
     def plan(
         self, circuit: Circuit, spread: tuple[int, ...] = (), pack_complex: bool = False, trial: bool = True
@@ -306,12 +334,13 @@ class Search:
             pack_complex_values(program)
             choose_giant_steps(program)
         most_keys = int(self.limits.keys // parameters.key_bytes)
+        costs = self.costs_with(parameters)
 
         def rotation_seconds(level: int) -> float:
-            return self.costs(Counter({("rotate", parameters.primes_at(level)): 1}))
+            return costs(Counter({("rotate", parameters.primes_at(level)): 1}))
 
         choose_rotations(program, most_keys, rotation_seconds, trial)
-        cost = estimate_cost(program, parameters, self.costs)
+        cost = estimate_cost(program, parameters, costs)
         room = self.limits.memory - cost.peak_bytes + trial * cost.key_bytes
         for step in program.steps:  # the plaintexts of the first steps have the most primes and are the largest
             if room < 0:
@@ -319,7 +348,7 @@ class Search:
                 count = sum(len(each.offsets(k)) for each in step.combinations for k in each.sources)
                 room += count * parameters.ciphertext_bytes(step.level) // 2
         if not all(step.keep_encoded for step in program.steps):
-            cost = estimate_cost(program, parameters, self.costs)
+            cost = estimate_cost(program, parameters, costs)
         if len(program.rotations) > most_keys and not trial:
             raise DoesNotFitError(
                 f"its {len(program.rotations)} rotation keys take {mebibytes(cost.key_bytes)} where "
@@ -360,73 +389,10 @@ class Search:
             if not value <= allowed:
                 message = f"its {what.format(f'{value:.2g}')} where {allowed:g} is allowed"
                 raise TooImpreciseError(message, found.error / self.limits.error)
-        two_threads = self.costs_on(self.ring_degree, 2)
         cost = replace(
             plan.cost,
-            seconds_on_two_cores=estimate_cost(plan.program, plan.parameters, two_threads).seconds,
             largest_logit=self.largest_logit,
             error=found.error,
             flips=found.flips,
         )
         return replace(plan, cost=cost)
-
-
-def choose_parameters(
-    outlines: Sequence[StepOutline], ring_degree: int, largest_logit: float, security: Security
-) -> Parameters:
-    """The parameters of highest precision that are secure at a ring degree."""
-    limit = security.longest_modulus[ring_degree]
-    depth = outlines[-1].result_level
-    lazy = any(outline.lazy for outline in outlines)
-    largest = math.log2(largest_logit) if largest_logit > 0 else 0.0
-    result_bits = min(max(RESULT_BITS - math.floor(largest), 1), MOST_RESULT_BITS)
-    headroom = max(math.ceil(largest + 1), 0) + RESULT_ROOM_BITS
-
-    def parameters(scale_bits: int, plain_bits: int) -> Parameters:
-        last, shortest = result_bits + headroom, security.shortest_prime
-        dropped: tuple[int, ...] = ()
-        needed = (shortest,) * depth
-        while needed != dropped:  # at most once per level, because a prime depends on those of earlier levels only
-            dropped = needed
-            bits = (*dropped, last, max((*dropped, last)))
-            input_bits = 2 * scale_bits if lazy else scale_bits + INPUT_BITS_MORE  # if lazy, as for a product
-            made = Parameters(ring_degree, bits, scale_bits, plain_bits, input_bits, result_bits)
-            needed = needed_prime_bits(outlines, made, shortest)
-        return made
-
-    def fits(made: Parameters) -> bool:
-        return made.modulus_bits <= limit and max(made.prime_bits) <= security.longest_prime
-
-    scales = range(LEAST_LAZY_SCALE_BITS if lazy else LEAST_SCALE_BITS, MOST_SCALE_BITS + 1)
-    least_plain = LEAST_LAZY_PLAIN_BITS if lazy else LEAST_PLAIN_BITS
-    smallest = parameters(scales[0], least_plain)
-    if not fits(smallest):
-        raise DoesNotFitError(
-            f"its {depth} levels need a modulus of at least {smallest.modulus_bits} bits where {security.bits}-bit "
-            f"security allows {limit}",
-            smallest.modulus_bits / limit,
-        )
-    fitting = [smallest]
-    plain_bits = MOST_SCALE_BITS
-    for scale_bits in scales:  # the longer the scale, the shorter the weights
-        while plain_bits >= least_plain and not fits(made := parameters(scale_bits, min(plain_bits, scale_bits))):
-            plain_bits -= 1
-        if plain_bits < least_plain:
-            break
-        fitting.append(made)
-    best = min(fitting, key=rounding_error)
-    # The rest of the modulus costs no time. It goes to the weights, those of the classifier first, which sum over most
-    # values, and to the range of the result. A prime that rescales a product determines a scale and stays.
-    *bits, special = best.prime_bits
-    left = limit - best.modulus_bits
-    fixed = {outline.product_level for outline in outlines if outline.rescales}
-    for level in [n for n in (*reversed(range(depth)), depth) if n not in fixed]:
-        more = min(left, special - bits[level])
-        bits[level] += more
-        left -= more
-    return replace(best, prime_bits=(*bits, special))
-
-
-def rounding_error(parameters: Parameters) -> float:
-    """A rule of thumb for the error of rounding values and weights. It compares parameters; `precision.py` predicts."""
-    return WEIGHTS_TO_VALUES * 2.0**-parameters.scale_bits + 2.0**-parameters.plain_bits

@@ -8,7 +8,7 @@ from polynext.circuit.rewrites import factor_sums, merge_linear_maps, structured
 from polynext.encrypted.compiler.complex_packing import pack_complex_values
 from polynext.encrypted.compiler.materialised import Candidates
 from polynext.encrypted.compiler.outlines import outline_steps
-from polynext.encrypted.compiler.planner import choose_parameters
+from polynext.encrypted.compiler.parameter_choice import choose_parameters
 from polynext.encrypted.compiler.program_builder import build_program, choose_giant_steps
 from polynext.encrypted.compiler.rotations import choose_rotations
 from polynext.encrypted.runtime.backends.protocol import STANDARD_SECURITY

@@ -9,7 +9,7 @@ import torch
 
 from polynext.circuit import Circuit, lower
 from polynext.encrypted import Limits, Plan, make_plan
-from polynext.encrypted.compiler.planner import DoesNotFitError
+from polynext.encrypted.compiler.parameter_choice import DoesNotFitError
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.errors import PolyNeXtError
 from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
@@ -53,7 +53,7 @@ def test_a_network_that_does_not_fit_is_refused_with_the_excess(circuit: Circuit
         make_plan(circuit, examples, limits=Limits(memory=50 * 2**20), costs=SAME_EVERYWHERE)
     with pytest.raises(DoesNotFitError, match="does not fit into 8192 slots: put fewer images"):
         make_plan(circuit, examples, images=1024, limits=Limits(ring_degrees=(2**14,)), costs=SAME_EVERYWHERE)
-    with pytest.raises(PolyNeXtError, match="the seal backend has no ring degree 65536: choose among 8192, 16384"):
+    with pytest.raises(PolyNeXtError, match="no ring degree 65536 for any clients: choose among 8192, 16384"):
         make_plan(circuit, examples, limits=Limits(ring_degrees=(2**16,)), costs=SAME_EVERYWHERE)
     with pytest.raises(PolyNeXtError, match="`error` is -1"):
         Limits(error=-1)

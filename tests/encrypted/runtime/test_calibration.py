@@ -26,7 +26,7 @@ def test_the_fit_is_that_of_scipy(times: list[float], degree: int) -> None:
 def test_costs_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
-    def calibrate(backend: object, ring_degree: int, threads: int) -> Costs:
+    def calibrate(backend: object, ring_degree: int, threads: int, special_primes: int) -> Costs:
         measured.append(ring_degree)
         return Costs(ring_degree, {"add": (0.0, 1e-3)})
 

@@ -12,7 +12,7 @@ from polynext.circuit.graph import Input, Linear, Product
 from polynext.circuit.maps import Matrix
 from polynext.encrypted import ClientSpec, Plan
 from polynext.encrypted.compiler.outlines import outline_steps
-from polynext.encrypted.compiler.planner import choose_parameters
+from polynext.encrypted.compiler.parameter_choice import choose_parameters
 from polynext.encrypted.compiler.program_builder import build_program
 from polynext.encrypted.compiler.rotations import choose_rotations
 from polynext.encrypted.runtime.backends import get_backend

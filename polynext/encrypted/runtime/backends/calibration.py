@@ -23,18 +23,21 @@ SUMMED_PRODUCTS = 8
 # So many rotations of one value are measured, to know what each one costs after the first.
 ROTATIONS = 4
 
+# The most primes that operations are measured at with hybrid keys.
+MOST_PRIMES = 24
+
 Operation = Callable[[], object]
 
 
-def machine_costs(backend: Backend, ring_degree: int, threads: int = 1) -> Costs:
+def machine_costs(backend: Backend, ring_degree: int, threads: int = 1, special_primes: int = 1) -> Costs:
     """The costs of the backend's engine on this machine, from the cache or measured now, which takes a few seconds."""
     if not backend.engine.threads:
         threads = 1
-    file = cache_file(backend, ring_degree, threads)
+    file = cache_file(backend, ring_degree, threads, special_primes)
     try:
         return Costs(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
-        costs = calibrate(backend, ring_degree, threads)
+        costs = calibrate(backend, ring_degree, threads, special_primes)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(costs)))
@@ -43,18 +46,23 @@ def machine_costs(backend: Backend, ring_degree: int, threads: int = 1) -> Costs
     return costs
 
 
-def cache_file(backend: Backend, ring_degree: int, threads: int) -> Path:
+def cache_file(backend: Backend, ring_degree: int, threads: int, special_primes: int) -> Path:
     computes = f"{backend.name}-{backend.library}-{backend.engine.name}-{threads}"
-    name = f"{computes}-{VERSION}-{platform.machine()}-{platform.node()}-{ring_degree}"
+    name = f"{computes}-{VERSION}-{platform.machine()}-{platform.node()}-{ring_degree}-{special_primes}"
     return platformdirs.user_cache_path("polynext") / f"{name.replace('/', '-').replace(' ', '-')}.json"
 
 
-def calibrate(backend: Backend, ring_degree: int, threads: int = 1, repeats: int = 7) -> Costs:
+def calibrate(backend: Backend, ring_degree: int, threads: int = 1, special_primes: int = 1, repeats: int = 7) -> Costs:
     """Measures every operation at three numbers of primes, and fits polynomials. The time is CPU time on one thread,
     which other programs disturb little, and elapsed time on several."""
-    longest = backend.security.longest_modulus[ring_degree]
-    most = min(max(longest // 48 - 1, 1), 12)
-    parameters = Parameters(ring_degree, (40,) * (most - 1) + (40, 48), 36, 20, 36, 36)
+    longest = backend.security.limits(special_primes > 1)[ring_degree]
+    if special_primes > 1:  # as in the deep networks that hybrid keys are for
+        most = min(max(longest // 60 - special_primes, 1), MOST_PRIMES)
+        bits: tuple[int, ...] = (60,) * (most + special_primes)
+    else:
+        most = min(max(longest // 48 - 1, 1), 12)
+        bits = (40,) * most + (48,)
+    parameters = Parameters(ring_degree, bits, 36, 20, 36, 36, special_primes=special_primes)
     secret = backend.ring(parameters).generate_key()
     evaluator = secret.ring.evaluator(secret.evaluation_keys([1]), threads)
     values = np.random.default_rng(0).uniform(-1, 1, parameters.slots)

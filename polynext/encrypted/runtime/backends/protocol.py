@@ -102,7 +102,8 @@ class Engine:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each operation at one ring degree, as a polynomial of the number of primes, lowest power first.
+    """Seconds of each operation at one ring degree and number of special primes, as a polynomial of the number of
+    primes, lowest power first.
 
     Key switching, in rotations and products, is quadratic in the number of primes; other operations are linear.
     """
@@ -136,7 +137,7 @@ class Backend(ABC):
     def ring(self, parameters: Parameters) -> "Ring": ...
 
     @abstractmethod
-    def costs(self, ring_degree: int, threads: int = 1) -> Costs:
+    def costs(self, ring_degree: int, threads: int = 1, special_primes: int = 1) -> Costs:
         """What operations cost on this machine, on so many threads if the engine has threads."""
 
 
