@@ -36,7 +36,7 @@ class FastAttention(FastModule, PolyAttention):
     plain = PolyAttention
 
     def weighted_sums(self, q: Tensor, k: Tensor, v: Tensor, magnitudes: bool) -> tuple[Tensor, Tensor]:
-        if needs_plain_operations():
+        if needs_plain_operations() or self.neighbourhood is not None:  # neighbourhoods have no N x N weights
             return super().weighted_sums(q, k, v, magnitudes)
         height, width = q.shape[1:3]
         qs, ks, vs = (window_partition(x, self.window) for x in (q, k, v))

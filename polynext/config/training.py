@@ -17,18 +17,18 @@ class OptimizerConfig(Config):
     """The optimiser.
 
     Attributes:
-        name: adamw or lamb.
+        name: adamw, lamb or sgd.
         lr: peak learning rate.
         weight_decay: weight decay.
         decay_all: decay all parameters. If False, 1-D parameters (norms, biases, scales) get no weight decay and, with
             LAMB, no trust ratio.
         decoupled: with LAMB, apply weight decay outside the trust ratio, as AdamW does.
-        betas: decay rates of the running moments.
+        betas: decay rates of the running moments; the first one is the momentum of SGD.
         eps: added to the denominator.
         clip_grad: limit of the gradient's global norm; 0 for none.
     """
 
-    name: Literal["adamw", "lamb"] = "adamw"
+    name: Literal["adamw", "lamb", "sgd"] = "adamw"
     lr: NonNegative = 4e-3
     weight_decay: NonNegative = 0.01
     decay_all: bool = True
@@ -48,6 +48,7 @@ class ScheduleConfig(Config):
         min_lr: learning rate at the end of the cosine.
         cosine_from_start: start the cosine at the first epoch, as timm does, instead of at the end of the warmup.
         cooldown_epochs: epochs at min_lr after the cosine.
+        drop_epochs: divide the peak by ten at each of these epochs, instead of a cosine.
     """
 
     warmup_epochs: NonNegativeInt = 0
@@ -55,6 +56,7 @@ class ScheduleConfig(Config):
     min_lr: NonNegative = 1e-5
     cosine_from_start: bool = False
     cooldown_epochs: NonNegativeInt = 0
+    drop_epochs: tuple[PositiveInt, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,9 @@ class ModelConfig(Config):
         patch: side of the stem's patches, in pixels; the model's own by default.
         coarse_kernel: side of PolyConv's coarse kernel, an odd number; the model's own by default.
         window: side of PolyAttention's windows; the model's own by default.
+        neighbourhood: side of the square around each query that PolyAttention is confined to, an odd number; the
+            model's own by default.
+        dilation: distance between neighbours; the model's own by default.
         heads: heads of PolyAttention; the model's own by default.
         drop_path: stochastic depth of the last cell.
         dropout: dropout before the classifier, towards the last epoch.
@@ -89,6 +94,8 @@ class ModelConfig(Config):
     patch: PositiveInt | None = None
     coarse_kernel: PositiveInt | None = None
     window: PositiveInt | None = None
+    neighbourhood: PositiveInt | None = None
+    dilation: PositiveInt | None = None
     heads: PositiveInt | None = None
     drop_path: ShareBelowOne = 0.0
     dropout: ShareBelowOne = 0.0

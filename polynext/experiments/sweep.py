@@ -143,12 +143,13 @@ def require_a_batch(config: TrainConfig) -> None:
 
 
 def shortened(train: TrainConfig, epochs: int) -> TrainConfig:
-    """Changes the length of a run. Warmup and cooldown shrink in proportion; two warmup epochs remain if possible."""
+    """Changes the length of a run. Its schedule shrinks in proportion; two warmup epochs remain if possible."""
     schedule, share = train.schedule, min(1.0, epochs / train.epochs)
     cooldown = round(share * schedule.cooldown_epochs)
     warmup = max(min(schedule.warmup_epochs, 2), math.ceil(share * schedule.warmup_epochs))
     warmup = min(warmup, epochs - cooldown)
-    schedule = replace(schedule, warmup_epochs=warmup, cooldown_epochs=cooldown)
+    drops = tuple(max(1, round(share * epoch)) for epoch in schedule.drop_epochs)
+    schedule = replace(schedule, warmup_epochs=warmup, cooldown_epochs=cooldown, drop_epochs=drops)
     return replace(train, epochs=epochs, schedule=schedule)
 
 

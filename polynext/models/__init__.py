@@ -17,6 +17,7 @@ from polynext.models.network import (
     StageConfig,
 )
 from polynext.models.published import PUBLISHED
+from polynext.models.small_baselines import SmallResNet
 from polynext.models.small_convformer import SmallConvFormer
 from polynext.models.variants import VARIANTS, ArchitectureChanges, Variant, create_variant
 
@@ -32,6 +33,7 @@ __all__ = [
     "PolyNeXtConfig",
     "Replacement",
     "SmallConvFormer",
+    "SmallResNet",
     "StageConfig",
     "Variant",
     "check_model",

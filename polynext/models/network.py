@@ -58,6 +58,8 @@ class StageConfig:
         mlp_ratio: width of both branches of PolyMLP together in units of `width`.
         heads: of PolyAttention; one for each 64 channels by default.
         window: side of PolyAttention's windows; the whole map by default.
+        neighbourhood: side of the square around each query that PolyAttention is confined to; the whole map by default.
+        dilation: distance between neighbours.
     """
 
     width: int
@@ -69,6 +71,14 @@ class StageConfig:
     mlp_ratio: float = 2.0
     heads: int | None = None
     window: int | None = None
+    neighbourhood: int | None = None
+    dilation: int = 1
+
+    @property
+    def attention(self) -> dict[str, Any]:
+        """The options of PolyAttention."""
+        names = ("heads", "window", "neighbourhood", "dilation")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +133,7 @@ class Blocks:
 
     def mixer(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
         if stage.mixer == "attention":
-            return PolyAttention(stage.width, stage.heads, window=stage.window, norm=self.norm(size), **dd)
+            return PolyAttention(stage.width, norm=self.norm(size), **stage.attention, **dd)
         return PolyConv(stage.width, stage.conv_ratio, stage.coarse_kernel, norm=self.norm(size), **dd)
 
     def mlp(self, stage: StageConfig, size: Size, **dd: Any) -> nn.Module:
@@ -168,13 +178,12 @@ class FullyPolynomialBlocks(Blocks):
             return super().mixer(stage, size, **dd)
         return PolyAttention(
             stage.width,
-            stage.heads,
             normalisation="row_sum",
             size=size,
-            window=stage.window,
             norm=self.norm(size),
             out_norm=self.norm(size),
             row_norm=SyncRowSumNorm if self.share_statistics else RowSumNorm,
+            **stage.attention,
             **dd,
         )
 

@@ -78,6 +78,8 @@ class ArchitectureChanges:
         patch: side of the stem's patches, in pixels.
         coarse_kernel: side of PolyConv's coarse kernel; odd.
         window: side of PolyAttention's windows.
+        neighbourhood: side of the square around each query that PolyAttention is confined to.
+        dilation: distance between neighbours.
         heads: heads of PolyAttention.
     """
 
@@ -86,6 +88,8 @@ class ArchitectureChanges:
     patch: int | None = None
     coarse_kernel: int | None = None
     window: int | None = None
+    neighbourhood: int | None = None
+    dilation: int | None = None
     heads: int | None = None
 
     def __bool__(self) -> bool:
@@ -105,7 +109,7 @@ class ArchitectureChanges:
             if self.coarse_kernel % 2 == 0:
                 raise PolyNeXtError(f"`model.coarse_kernel` is {self.coarse_kernel}: give an odd number.")
             config = with_mixers(name, config, "conv", coarse_kernel=self.coarse_kernel)
-        attention = {"window": self.window, "heads": self.heads}
+        attention = {name: getattr(self, name) for name in ("window", "neighbourhood", "dilation", "heads")}
         if changed := {field: value for field, value in attention.items() if value is not None}:
             config = with_mixers(name, config, "attention", **changed)
         return config
@@ -261,13 +265,15 @@ def without_coarse_kernel(conv: Callable[..., nn.Module]) -> Callable[..., nn.Mo
 
 
 def poly_attention(stage: StageConfig, feature_map: Size, **options: Any) -> nn.Module:
-    return PolyAttention(stage.width, stage.heads, window=stage.window, **options)
+    return PolyAttention(stage.width, **stage.attention, **options)
 
 
 def standard_attention(stage: StageConfig, size: Size, **options: Any) -> nn.Module:
     """Softmax attention with about as many multiply-accumulates as PolyAttention, by fewer heads."""
-    if stage.window is not None:
-        raise PolyNeXtError("the variant 'standard-attention' has no windows: leave out `model.window`.")
+    if stage.window is not None or stage.neighbourhood is not None:
+        raise PolyNeXtError(
+            "the variant 'standard-attention' is global: leave out `model.window` and `model.neighbourhood`."
+        )
     width, tokens = stage.width, size[0] * size[1]
     inner = 32 * (stage.heads or math.ceil(width / 64))
     # Of PolyAttention for a token: three projections, two depthwise 5x5 and two 3x3, the kernel and the weighted sums.

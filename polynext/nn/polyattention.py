@@ -1,5 +1,7 @@
 """PolyAttention mixes positions by attention with a polynomial kernel in place of the exponential.
 
+Attention is global, within windows (`windows.py`), or within a dilated neighbourhood (`neighbourhoods.py`).
+
 Shape letters: B batch, H and W feature map, N = H W tokens, h heads, d channels of a head.
 """
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d
+from polynext.nn.neighbourhoods import existing_neighbours, gather_neighbours
 from polynext.nn.norm import LayerNorm2d, NormMaker, RowSumNorm
 from polynext.nn.windows import window_partition, window_reverse
 
@@ -40,6 +43,9 @@ class PolyAttention(nn.Module):
             estimate of their sum (needs `size`); "softmax" replaces the kernel by the exponential.
         size: the feature map (H, W), for "row_sum" only.
         window: side of the square windows that attention is confined to; None for the whole map.
+        neighbourhood: side of the square around each query that attention is confined to, an odd number; None for the
+            whole map.
+        dilation: distance between neighbours.
         norm: builds the pre-norm from a number of channels.
         out_norm: builds a norm before `w_out`; none by default.
         row_norm: builds the norm of "row_sum" from heads, size and number of keys.
@@ -54,6 +60,8 @@ class PolyAttention(nn.Module):
         normalisation: Normalisation = "l1",
         size: tuple[int, int] | None = None,
         window: int | None = None,
+        neighbourhood: int | None = None,
+        dilation: int = 1,
         norm: NormMaker = LayerNorm2d,
         out_norm: NormMaker = nn.Identity,
         row_norm: NormMaker = RowSumNorm,
@@ -70,6 +78,7 @@ class PolyAttention(nn.Module):
             )
         if window is not None and window < 1:
             raise PolyNeXtError(f"PolyAttention got window={window}: give a side of at least 1, or None.")
+        check_neighbourhood(neighbourhood, dilation, window)
         if normalisation not in ("l1", "row_sum", "softmax"):
             raise PolyNeXtError(
                 f"PolyAttention got normalisation={normalisation!r}: choose 'l1', 'row_sum' or 'softmax'."
@@ -81,7 +90,8 @@ class PolyAttention(nn.Module):
             )
         heads = heads or math.ceil(channels / 64)
         inner = heads * head_dim
-        self.heads, self.p, self.normalisation, self.window = heads, p, normalisation, window
+        self.heads, self.p, self.normalisation = heads, p, normalisation
+        self.window, self.neighbourhood, self.dilation = window, neighbourhood, dilation
         dd: Any = {"device": device, "dtype": dtype}
         self.norm = norm(channels, **dd)
         self.w_qkv = PointwiseConv2d(channels, 2 * inner, **dd)
@@ -89,7 +99,8 @@ class PolyAttention(nn.Module):
         self.k_k = DepthwiseConv2d(inner, inner, 5, **dd)
         self.k_v = DepthwiseConv2d(inner, inner, 3, **dd)
         self.scale: nn.Module = HeadScale(heads, head_dim**-0.5, **dd)
-        keys = window * window if window else None
+        side = window or neighbourhood
+        keys = side * side if side else None
         self.row_norm = row_norm(heads, size, keys, **dd) if size is not None else None
         self.k = DepthwiseConv2d(inner, inner, 3, **dd)
         self.out_norm = out_norm(inner, **dd)
@@ -116,6 +127,8 @@ class PolyAttention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """norm(A) V, (B, H, W, h, d)."""
         if self.normalisation == "softmax":
+            if self.neighbourhood is not None:
+                return softmax_of_neighbours(q, k, v, self.neighbourhood, self.dilation)
             return softmax_attention(q, k, v, self.window)
         weighted, row_sum = self.weighted_sums(q, k, v, magnitudes=self.row_norm is None)
         if self.row_norm is not None:
@@ -124,10 +137,27 @@ class PolyAttention(nn.Module):
 
     def weighted_sums(self, q: Tensor, k: Tensor, v: Tensor, magnitudes: bool) -> tuple[Tensor, Tensor]:
         """`A V` (B, H, W, h, d) and the row sums of A, or of |A|, (B, H, W, h)."""
+        if self.neighbourhood is not None:
+            return kernel_of_neighbours(q, k, v, self.p, self.neighbourhood, self.dilation, magnitudes)
         return kernel_attention(q, k, v, self.p, self.window, magnitudes)
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, p={self.p}, normalisation={self.normalisation}, window={self.window}"
+        sparse = f"window={self.window}"
+        if self.neighbourhood is not None:
+            sparse = f"neighbourhood={self.neighbourhood}, dilation={self.dilation}"
+        return f"heads={self.heads}, p={self.p}, normalisation={self.normalisation}, {sparse}"
+
+
+def check_neighbourhood(side: int | None, dilation: int, window: int | None) -> None:
+    if side is not None and (side < 1 or side % 2 == 0):
+        raise PolyNeXtError(f"PolyAttention got neighbourhood={side}: give an odd side, or None.")
+    if dilation < 1 or (dilation > 1 and side is None):
+        raise PolyNeXtError(
+            f"PolyAttention got dilation={dilation} and neighbourhood={side}: "
+            "give a dilation of at least 1, together with a neighbourhood."
+        )
+    if side is not None and window is not None:
+        raise PolyNeXtError(f"PolyAttention got window={window} and neighbourhood={side}: give one of them.")
 
 
 class HeadScale(nn.Module):
@@ -168,6 +198,21 @@ def kernel_rows(q: Tensor, k: Tensor, v: Tensor, p: int, magnitudes: bool) -> tu
     return weights @ v, summed.sum(dim=-1, keepdim=True)
 
 
+@torch.fx.wrap
+def kernel_of_neighbours(
+    q: Tensor, k: Tensor, v: Tensor, p: int, side: int, dilation: int, magnitudes: bool
+) -> tuple[Tensor, Tensor]:
+    """`kernel_attention` with the weights 0 for all keys that are not neighbours of their query."""
+    weights = integer_power(scores_of_neighbours(q, k, side, dilation) + 1, p) * existing_neighbours(q, side, dilation)
+    weighted = (weights.unsqueeze(-2) @ gather_neighbours(v, side, dilation)).squeeze(-2)
+    return weighted, (weights.abs() if magnitudes and p % 2 == 1 else weights).sum(dim=-1)
+
+
+def scores_of_neighbours(q: Tensor, k: Tensor, side: int, dilation: int) -> Tensor:
+    """Q K^T for the neighbours of each query, (B, H, W, h, n)."""
+    return (gather_neighbours(k, side, dilation) @ q.unsqueeze(-1)).squeeze(-1)
+
+
 def integer_power(x: Tensor, p: int) -> Tensor:
     """x^p by repeated squaring, which is much faster than `torch.pow`."""
     while p % 2 == 0:
@@ -187,3 +232,11 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Te
     qs, ks, vs = window_partition(q, window), window_partition(k, window), window_partition(v, window)
     results = [F.scaled_dot_product_attention(qs[i], ks[i], vs[i], scale=1.0) for i in range(len(qs))]
     return window_reverse(results, height, width, window)
+
+
+@torch.fx.wrap
+def softmax_of_neighbours(q: Tensor, k: Tensor, v: Tensor, side: int, dilation: int) -> Tensor:
+    """softmax(Q K^T) V over the neighbours of each query, (B, H, W, h, d)."""
+    outside = existing_neighbours(q, side, dilation) == 0
+    weights = scores_of_neighbours(q, k, side, dilation).masked_fill(outside, -math.inf).softmax(dim=-1)
+    return (weights.unsqueeze(-2) @ gather_neighbours(v, side, dilation)).squeeze(-2)

@@ -1,10 +1,13 @@
-"""One function for each published run, which returns its config. `imagenet.py` has the main recipes of the paper."""
+"""One function for each published run, which returns its config. `imagenet.py` has the main recipes of the paper.
+
+`baselines.py` has those of the networks that the paper compares with.
+"""
 
 from collections.abc import Callable
 
 from polynext.config import TrainConfig
 from polynext.errors import PolyNeXtError, suggest
-from polynext.recipes import imagenet, lowres, metaformer, small
+from polynext.recipes import baselines, imagenet, lowres, metaformer, small
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "digits": small.digits,
@@ -15,6 +18,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     **imagenet.RECIPES,
     **lowres.RECIPES,
     **metaformer.RECIPES,
+    **baselines.RECIPES,
 }
 
 

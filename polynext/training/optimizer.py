@@ -1,4 +1,4 @@
-"""The paper's optimisers."""
+"""The optimisers of the paper and of the networks it compares with."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from polynext.errors import PolyNeXtError
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW, or LAMB, which clips the gradient norm by itself."""
+    """AdamW, SGD with momentum, or LAMB, which clips the gradient norm by itself."""
     trained = [p for p in model.parameters() if p.requires_grad]
     parameters: list[Any] = trained
     if not config.decay_all:
@@ -26,6 +26,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
             weight_decay=config.weight_decay,
             decoupled_decay=config.decoupled,
             max_grad_norm=config.clip_grad or None,
+        )
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=config.lr, momentum=config.betas[0], weight_decay=config.weight_decay, foreach=True
         )
     return torch.optim.AdamW(
         parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, foreach=True

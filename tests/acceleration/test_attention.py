@@ -13,11 +13,11 @@ SIZE = (6, 5)
 DOUBLE = torch.float64
 
 
-@pytest.mark.parametrize("window", [None, 2, 4])
+@pytest.mark.parametrize("pattern", [{}, {"window": 2}, {"window": 4}, {"neighbourhood": 3, "dilation": 2}])
 @pytest.mark.parametrize("p", [1, 3, 4])
-def test_values_and_gradients_are_those_of_the_formula(p: int, window: int | None) -> None:
-    plain = PolyAttention(16, heads=2, head_dim=8, p=p, window=window, dtype=DOUBLE)
-    fast = accelerate(PolyAttention(16, heads=2, head_dim=8, p=p, window=window, dtype=DOUBLE))
+def test_values_and_gradients_are_those_of_the_formula(p: int, pattern: dict[str, int]) -> None:
+    plain = PolyAttention(16, heads=2, head_dim=8, p=p, dtype=DOUBLE, **pattern)
+    fast = accelerate(PolyAttention(16, heads=2, head_dim=8, p=p, dtype=DOUBLE, **pattern))
     fast.load_state_dict(plain.state_dict())
     x = torch.randn(2, 16, *SIZE, dtype=DOUBLE)
     for module in (plain, fast):

@@ -252,7 +252,7 @@ def test_a_variant_that_would_change_nothing_is_refused() -> None:
             create_variant(name, variant, device="meta")
     windows = ArchitectureChanges(window=7)
     for name, variant, sentence in [
-        ("apolynext_tiny", "standard-attention", "has no windows"),
+        ("apolynext_tiny", "standard-attention", "'standard-attention' is global"),
         ("cpolynext_tiny", "", "cpolynext_tiny has no attention, which `model.window` changes"),
         ("convformer_s18", "polyconv", "no other architecture"),
     ]:
@@ -268,6 +268,16 @@ def test_windows_heads_and_norms_can_be_combined() -> None:
     norms = [m for m in model.modules() if isinstance(m, PositionNorm2d)]
     assert norms and all(isinstance(norm, SyncPositionNorm2d) and norm.beta_c is not None for norm in norms)
     assert not any(isinstance(m, SyncPositionNorm2d) for m in create_model("apolynext_nano_bn").modules())
+
+
+def test_attention_in_a_neighbourhood_is_polynomial() -> None:
+    changes = ArchitectureChanges(neighbourhood=3, dilation=2)
+    model = create_variant("apolynext_nano_bn", "", 1, 10, changes, img_size=8).eval()
+    (attention,) = (m for m in model.modules() if isinstance(m, PolyAttention))
+    assert (attention.neighbourhood, attention.dilation, attention.window) == (3, 2, None)
+    assert is_polynomial(model, torch.zeros(1, 1, 8, 8))
+    with pytest.raises(PolyNeXtError, match="window=2 and neighbourhood=3: give one of them"):
+        create_variant("apolynext_nano_bn", architecture=ArchitectureChanges(window=2, neighbourhood=3))
 
 
 @pytest.mark.parametrize("scale", ["digits", "cifar10", "imagenet"])

@@ -182,21 +182,40 @@ def attention_by_hand(module: PolyAttention, x: Tensor, mask: Tensor | None = No
     return module.w_out(module.out_norm(module.k(y)))
 
 
+def sparse_mask(pattern: dict[str, int]) -> Tensor:
+    """Which keys a query of a map of `SIZE` attends to, (N, N): those of its window, or its neighbours."""
+    rows, columns = (t.flatten() for t in torch.meshgrid(*map(torch.arange, SIZE), indexing="ij"))
+    down, right = rows - rows[:, None], columns - columns[:, None]
+    if window := pattern.get("window"):
+        same = [(t // window)[:, None] == t // window for t in (rows, columns)]
+        return (same[0] & same[1]).float()
+    if side := pattern.get("neighbourhood"):
+        dilation = pattern.get("dilation", 1)
+        near = [(t % dilation == 0) & (t.abs() <= side // 2 * dilation) for t in (down, right)]
+        return (near[0] & near[1]).float()
+    return torch.ones(down.shape)
+
+
 @pytest.mark.parametrize("normalisation", ["l1", "row_sum", "softmax"])
 @pytest.mark.parametrize("p", [1, 3, 4])
-@pytest.mark.parametrize("window", [None, 2, 3, 4, 20])
-def test_attention_is_its_formula(normalisation, p: int, window: int | None) -> None:
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        {},
+        *({"window": window} for window in (2, 3, 4, 20)),
+        *(
+            {"neighbourhood": side, "dilation": dilation}
+            for side, dilation in ((1, 1), (3, 1), (3, 2), (5, 2), (11, 1))
+        ),
+    ],
+)
+def test_attention_is_its_formula(normalisation, p: int, pattern: dict[str, int]) -> None:
+    """Sparse attention is dense attention whose weights are 0 outside the pattern."""
     height, width = SIZE
     size = SIZE if normalisation == "row_sum" else None
-    module = randomise(
-        PolyAttention(16, heads=2, head_dim=8, p=p, normalisation=normalisation, size=size, window=window)
-    )
+    module = randomise(PolyAttention(16, heads=2, head_dim=8, p=p, normalisation=normalisation, size=size, **pattern))
     x = torch.randn(2, 16, height, width, requires_grad=True)
-    mask = None
-    if window:
-        y, x_ = torch.meshgrid(torch.arange(height) // window, torch.arange(width) // window, indexing="ij")
-        tile = (y * 100 + x_).flatten()
-        mask = (tile[:, None] == tile).float()
+    mask = sparse_mask(pattern)
     ours, expected = module(x), attention_by_hand(module, x, mask)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
     weights, learning = torch.randn_like(ours), (x, module.w_qkv.weight, module.k_v.weight)
@@ -213,6 +232,9 @@ def test_attention_is_its_formula(normalisation, p: int, window: int | None) -> 
         (lambda: PolyAttention(8, normalisation="row_sum"), "needs the size of the feature map"),
         (lambda: PolyAttention(8, size=(4, 4)), "take any size"),
         (lambda: PolyAttention(8, window=0), "window=0"),
+        (lambda: PolyAttention(8, neighbourhood=4), "neighbourhood=4: give an odd side"),
+        (lambda: PolyAttention(8, dilation=2), "dilation=2 and neighbourhood=None"),
+        (lambda: PolyAttention(8, window=2, neighbourhood=3), "window=2 and neighbourhood=3: give one"),
         (lambda: PolyMLP(3, ratio=1.0), "even width"),
         (lambda: PolyHead(3, 2, pool="median"), "'median'"),
     ],

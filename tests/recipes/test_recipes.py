@@ -14,11 +14,13 @@ from timm.data.auto_augment import RandAugment
 from torch import nn
 
 import polynext
+from polynext import paper
 from polynext.cli import main
-from polynext.config.network import check_regularisation
+from polynext.config.network import build_model, check_regularisation
 from polynext.data import AugmentConfig, Preprocessing, training_transform
 from polynext.data.loader import seed_everything
 from polynext.errors import PolyNeXtError
+from polynext.experiments.reproduction.networks import own_recipe
 from polynext.models import ArchitectureChanges, read_weights
 from polynext.nn import PolyConv, freeze_statistics
 from polynext.recipes import RECIPES, recipe
@@ -28,9 +30,12 @@ from polynext.training.conditioning import spread_of_singular_values
 from polynext.training.optimizer import build_optimizer
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
 
+# Networks whose augmentation on small images is that of the authors' low-resolution scripts.
+LOW_RESOLUTION = ("cpolynext_lowres", "monet_tiny", "dttn_tiny", "mixer_s_lowres", "resmlp_12_lowres")
+
 
 def test_every_recipe_names_a_model_and_survives_yaml() -> None:
-    assert len(RECIPES) == 8 + 3 + 3 + 2 + 5
+    assert len(RECIPES) == 8 + 3 + 3 + 2 + 5 + 10 + 15
     for name in RECIPES:
         config = recipe(name)
         assert polynext.create_model(config.model.name, device="meta")
@@ -56,7 +61,7 @@ def test_every_recipe_can_augment_images(augment: AugmentConfig) -> None:
         made = np.asarray(transform(image))
         assert made.shape == (3, 12, 12) and np.isfinite(made).all()
         black += bool((made == -2).all())
-    assert bool(black) == (augment.rand_augment != "")
+    assert bool(black) == ("inc1" in augment.rand_augment)  # without it, magnitude 9 leaves at least a bit
 
 
 def test_recipes_have_the_numbers_of_the_paper() -> None:
@@ -81,7 +86,7 @@ def test_crops_are_interpolated_as_in_the_authors_scripts() -> None:
     random = {name for name in RECIPES if recipe(name).augment.interpolation == "random"}
     assert random == {
         *(f"{kind}_{size}" for kind in ("cpolynext", "apolynext") for size in ("small", "base", "large")),
-        *(f"cpolynext_lowres_{data}" for data in ("cifar10", "svhn", "tiny_imagenet")),
+        *(f"{name}_{data}" for name in LOW_RESOLUTION for data in ("cifar10", "svhn", "tiny_imagenet")),
         *("convformer_s18", "caformer_s18"),
     }
 
@@ -91,7 +96,7 @@ def test_crops_are_interpolated_as_in_the_authors_scripts() -> None:
 def test_rand_augment_fills_and_resamples_as_the_authors_or_as_timm(name: str, how: str) -> None:
     """128 grey and either interpolation at random, or the mean colour and the crop's interpolation."""
     config = recipe(name)
-    theirs = name in ("convformer_s18", "caformer_s18")  # trained by timm's script
+    theirs = name in ("convformer_s18", "caformer_s18", "mixer_s16_224", "resmlp_12_224")  # trained by other scripts
     assert config.augment.rand_augment_as == ("timm" if theirs else "authors")
     preprocessing = config.data.preprocessing
     transform = training_transform(preprocessing, replace(config.augment, rand_augment_as=how))
@@ -121,6 +126,51 @@ def test_the_metaformer_recipe_equals_its_script() -> None:
     groups = build_optimizer(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), config.optimizer).param_groups
     assert [(len(g["params"]), g["weight_decay"]) for g in groups] == [(1, 0.05), (3, 0.0)]
     assert not any(g["decoupled_decay"] or g["always_adapt"] for g in groups)
+
+
+def test_every_compared_network_has_a_recipe_for_each_of_its_figures() -> None:
+    """All figures of MONet, DTTN and the networks of Table S5 can be trained."""
+    priors = ("MONet", "DTTN", "ResNet", "MLP-Mixer", "ResMLP")
+    tables = {"1": ("imagenet",), "7": ("imagenet",), "S5": ("cifar10", "svhn", "tiny-imagenet")}
+    rows = {"1": paper.main_results(), "7": paper.rows("7"), "S5": paper.rows("S5")}
+    figures = [(row["model"], data) for table, sets in tables.items() for row in rows[table] for data in sets]
+    compared = [(model, data) for model, data in figures if model.startswith(priors)]
+    assert len(compared) == 5 + 2 + 15
+    for model, data in compared:
+        assert own_recipe(str(paper.timm_name(model)), data), (model, data)
+
+
+def test_compared_networks_are_trained_as_published() -> None:
+    resnet = recipe("resnet18_lowres_cifar10")  # He et al.: 64,000 steps of 128 images, drops at 32,000 and 48,000
+    steps = 50_000 / resnet.batch_size
+    assert resnet.epochs * steps == pytest.approx(64_000, rel=0.01)
+    assert [epoch * steps for epoch in resnet.schedule.drop_epochs] == pytest.approx([32_000, 48_000], rel=0.01)
+    rates = [learning_rate(resnet, epoch) for epoch in (0, 81, 82, 122, 123, 163)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    optimizer = build_optimizer(nn.Linear(2, 2), resnet.optimizer)
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert (optimizer.defaults["momentum"], optimizer.defaults["weight_decay"]) == (0.9, 1e-4)
+    assert recipe("resnet18_lowres_svhn").augment.hflip == 0.0
+    mixer, resmlp, monet = recipe("mixer_s16_224"), recipe("resmlp_12_224"), recipe("monet_small")
+    assert (mixer.batch_size, mixer.optimizer.lr, mixer.optimizer.weight_decay) == (4096, 1e-3, 0.1)
+    assert mixer.schedule.warmup_epochs * 1_281_167 / 4096 == pytest.approx(10_000, rel=0.01)
+    assert (resmlp.optimizer.name, resmlp.optimizer.lr, resmlp.optimizer.weight_decay) == ("lamb", 5e-3, 0.2)
+    assert (monet.optimizer.lr, monet.optimizer.weight_decay, monet.optimizer.clip_grad) == (1e-3, 0.01, 0.0)
+    assert replace(recipe("dttn_base"), model=recipe("cpolynext_tiny").model) == recipe("cpolynext_tiny")
+    small = recipe("resmlp_12_lowres_tiny_imagenet")
+    assert (small.optimizer.name, small.optimizer.lr, small.batch_size) == ("lamb", 1e-3, 96)
+
+
+@pytest.mark.parametrize("name", ["resnet18_lowres", "mixer_s_lowres", "resmlp_12_lowres"])
+@pytest.mark.parametrize("size", [32, 64])
+def test_compared_networks_resolve_small_images(name: str, size: int) -> None:
+    """64 patches, or a first stage at full resolution, instead of four patches of 16 pixels."""
+    data = "cifar10" if size == 32 else "tiny_imagenet"
+    model = build_model(recipe(f"{name}_{data}"), 7).eval()
+    images = torch.randn(1, 3, size, size)
+    assert model(images).shape == (1, 7)
+    first = model.stem(images) if hasattr(model, "stem") else model.layer1(model.conv1(images))
+    assert first.shape[1:] == ((64, size, size) if name.startswith("resnet") else (64, first.shape[-1]))
 
 
 def test_learning_rate_and_dropout_by_epoch() -> None:
