@@ -35,7 +35,7 @@ class SmallResNet(ResNet):
 
     def __init__(self, **options: Any):
         super().__init__(**options)
-        old = self.conv1
+        old: Any = self.get_submodule("conv1")
         placed: Any = {"device": old.weight.device, "dtype": old.weight.dtype}
         self.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, padding=1, bias=False, **placed)
         self.maxpool = nn.Identity()
