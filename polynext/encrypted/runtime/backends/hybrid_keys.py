@@ -22,7 +22,6 @@ from polynext.encrypted.runtime.backends.seal import (
     SealRing,
     galois_element,
     own_version,
-    scratch_folder,
     seal,
 )
 
@@ -71,9 +70,13 @@ class HybridKeyGenerator:
         return np.stack([(row.astype(object) * s % q).astype(np.uint64) for row, s, q in rows])
 
     def write(self, path: str, element: int, multiple: np.ndarray) -> None:
-        """Writes the key for another secret. `multiple` is P times that secret."""
+        """Writes the key for another secret. `multiple` is P times that secret.
+
+        SEAL gives its encryptions of zero away in files only. They reveal the secret to whoever has the key too, so
+        they stay in a private folder beside the key.
+        """
         expected = self.ring.expected_hybrid_key(element)
-        with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder, Path(path).open("wb") as file:
+        with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder, Path(path).open("wb") as file:
             expected.write(file, self.digits(multiple, expected, Path(folder)), own_version())
 
     def digits(self, multiple: np.ndarray, expected: seal_files.HybridKey, folder: Path) -> Iterator[bytes]:
