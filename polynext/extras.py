@@ -7,9 +7,11 @@ from polynext.errors import PolyNeXtError
 
 # The modules of each extra in pyproject.toml, without those of the extras that it includes.
 EXTRAS = {
+    "models": ("safetensors", "timm", "torch", "torchvision", "yaml"),
     "train": ("matplotlib", "scipy", "sklearn", "tensorboard"),
     "segment": ("torchmetrics",),
-    "encrypted": ("httpx", "platformdirs", "scipy", "sklearn", "tenseal"),
+    "client": ("httpx", "platformdirs", "tenseal"),
+    "encrypted": ("scipy", "sklearn"),
     "serve": ("fastapi", "prometheus_client", "uvicorn", "zstandard"),
     "cluster": ("ray",),
     "export": ("onnx", "onnxruntime", "onnxscript", "sklearn"),

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from PIL import Image
 
 from polynext import extras
+from polynext.cli import main
 from polynext.extras import EXTRAS, MissingExtraError, install_command
 
 ROOT = Path(__file__).parent.parent
@@ -110,25 +111,24 @@ print("all there")
 """
 
 
-def test_the_base_builds_loads_and_uses_networks(installations: Path) -> None:
-    result = run(installations, "", "-c", CORE)
+def test_models_are_built_loaded_and_used(installations: Path) -> None:
+    result = run(installations, "models", "-c", CORE)
     assert result.stdout.strip() == "all there", result.stderr
 
 
-def test_commands_of_the_base(installations: Path, tmp_path: Path) -> None:
+def test_commands_of_models(installations: Path, tmp_path: Path) -> None:
     Image.new("L", (8, 8)).save(tmp_path / "image.png")
     images = np.zeros((20, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(20) % 10
     np.savez(tmp_path / "data.npz", train_x=images, train_y=labels, test_x=images, test_y=labels)
     expected = {
-        "--help": "encrypted",
         "models *nano*": "cpolynext_nano",
         "predict cpolynext_nano_bn image.png --pretrained": "image.png: ",
         "evaluate cpolynext_cipher_bn --pretrained": "cpolynext_cipher_bn.cifar10",
         "evaluate cpolynext_cipher_bn --data folder --root data.npz": "top-1 (%)",
         "export cpolynext_nano_bn --pretrained --format torch --images image.png": ".pt2",
     }
-    run_commands(installations, "", expected, tmp_path)
+    run_commands(installations, "models", expected, tmp_path)
 
 
 def test_commands_of_train(installations: Path, tmp_path: Path) -> None:
@@ -139,6 +139,60 @@ def test_commands_of_train(installations: Path, tmp_path: Path) -> None:
         "ablate --list": "polyconv",
     }
     run_commands(installations, "train", expected, tmp_path)
+
+
+def test_the_base_explains_itself(installations: Path, tmp_path: Path) -> None:
+    run_commands(installations, "", {"--help": "encrypted", "info": "missing"}, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def digits_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared") / "digits"
+    assert main(["encrypted", "prepare", "digits", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_a_client_needs_no_torch(installations: Path, digits_server: Path, tmp_path: Path, monkeypatch) -> None:
+    assert "torch" not in distributions_of("client")
+    Image.new("L", (8, 8), 30).save(tmp_path / "image.png")
+    expected = {
+        f"encrypted keygen {digits_server / 'client_spec.json'}": "secret.key",
+        "encrypted encrypt image.png": "1 images",
+    }
+    run_commands(installations, "client", expected, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["encrypted", "run", "request.enc", "--server", str(digits_server), "--keys", "client/evaluation.keys"])
+        == 0
+    )
+    run_commands(installations, "client", {"encrypted decrypt answer.enc": "logit"}, tmp_path)
+    refused = run(
+        installations, "client", "-m", "polynext", "encrypted", "ask", "http://localhost:1", "image.png", cwd=tmp_path
+    )
+    assert refused.returncode == 2 and "localhost:1" in refused.stderr and "pip install" not in refused.stderr
+
+
+def test_a_client_is_small() -> None:
+    """With everything that it depends on. numpy, Pillow and SEAL are nine tenths of it."""
+    files = [file for name in distributions_of("client") for file in importlib.metadata.files(name) or []]
+    sizes = {
+        path: path.stat().st_size
+        for file in files
+        if (path := Path(str(file.locate()))).is_file() and path.suffix != ".pyc"
+    }
+    assert sum(sizes.values()) < 110e6
+
+
+def test_a_prepared_network_is_served_without_torch(installations: Path, digits_server: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from polynext.service import create_app, load_networks
+print(*load_networks([Path({str(digits_server)!r})]))
+assert "torch" not in sys.modules
+"""
+    result = run(installations, "serve", "-c", code)
+    assert result.stdout.strip() == "digits", result.stderr
 
 
 def test_commands_of_encrypted(installations: Path, tmp_path: Path) -> None:
@@ -156,14 +210,16 @@ def test_commands_of_encrypted(installations: Path, tmp_path: Path) -> None:
     assert refused.returncode == 2 and "localhost:1" in refused.stderr and "pip install" not in refused.stderr
 
 
-def test_commands_of_segment_serve_and_export(installations: Path, tmp_path: Path) -> None:
+def test_commands_of_segment_and_export(installations: Path, tmp_path: Path) -> None:
     run_commands(installations, "segment", {"segment costs cpolynext_tiny": "cpolynext_tiny"}, tmp_path)
-    result = run(installations, "serve", "-c", "from polynext.service import create_app; print('there')")
-    assert result.stdout.strip() == "there", result.stderr
     expected = {"export cpolynext_nano_bn --pretrained --out nano.onnx": "nano.onnx"}
     run_commands(installations, "export", expected, tmp_path)
 
 
+NEEDS_OF_THE_BASE = {
+    "import polynext; polynext.create_model": "models",
+    "import polynext; polynext.nn": "models",
+}
 NEEDS = {
     "import polynext.training": "train",
     "from polynext.evaluation import corrupt; import numpy as np; corrupt(np.zeros((8, 8), np.uint8), 'fog', 1); "
@@ -188,8 +244,10 @@ for code in codes:
 
 
 def test_a_missing_extra_is_a_message_with_the_command_that_installs_it(installations: Path) -> None:
-    result = run(installations, "", "-c", f"codes = {list(NEEDS)!r}{TRY_ALL}")
-    for message, (code, extra) in zip(result.stdout.splitlines(), NEEDS.items(), strict=True):
+    base = run(installations, "", "-c", f"codes = {list(NEEDS_OF_THE_BASE)!r}{TRY_ALL}")
+    models = run(installations, "models", "-c", f"codes = {list(NEEDS)!r}{TRY_ALL}")
+    messages = [*base.stdout.splitlines(), *models.stdout.splitlines()]
+    for message, (code, extra) in zip(messages, (NEEDS_OF_THE_BASE | NEEDS).items(), strict=True):
         assert re.fullmatch(rf"this needs \w+, which is not installed: pip install -e '\.\[{extra}\]'\.", message), code
 
 
@@ -229,7 +287,7 @@ def test_versions_are_written_down_for_everything_we_ask_for() -> None:
 
 def test_extras_are_those_of_the_package() -> None:
     assert EXTRAS.keys() <= PROJECT["optional-dependencies"].keys()
-    modules = {"scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
+    modules = {"scikit-learn": "sklearn", "prometheus-client": "prometheus_client", "pyyaml": "yaml"}
     for extra, brought in EXTRAS.items():
         listed = names(PROJECT["optional-dependencies"][extra]) - {"polynext"}
         assert {modules.get(name, name) for name in listed} == set(brought), extra

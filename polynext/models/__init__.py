@@ -4,6 +4,10 @@ Read `network.py` for the network and `polynext.py` for the models by name. `mon
 networks to compare with; `registry.py` lists all models of the package.
 """
 
+from polynext.extras import require
+
+require("models")
+
 from polynext.models.checkpoints import from_published, load_weights, read_weights
 from polynext.models.dropin import Replacement, replace_mixers
 from polynext.models.dttn import DTTN

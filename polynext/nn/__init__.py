@@ -4,6 +4,10 @@ Start with `polymlp.py`, which mixes channels. `polyconv.py` and `polyattention.
 and `norm.py` keep deep networks of them stable.
 """
 
+from polynext.extras import require
+
+require("models")
+
 from polynext.nn.classifier import PolyHead, PooledClassifier
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d, init_kaiming
 from polynext.nn.norm import (

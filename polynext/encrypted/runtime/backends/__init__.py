@@ -5,6 +5,7 @@ from functools import cache
 
 from polynext.encrypted.runtime.backends.protocol import Backend
 from polynext.errors import PolyNeXtError
+from polynext.extras import install_command
 
 MODULES = {"seal": "polynext.encrypted.runtime.backends.seal", "clear": "polynext.encrypted.runtime.backends.clear"}
 
@@ -21,5 +22,5 @@ def get_backend(name: str) -> Backend:
         return importlib.import_module(MODULES[name]).BACKEND
     except ImportError as error:
         raise PolyNeXtError(
-            f"the {name} backend of encrypted inference is not installed ({error}): pip install 'polynext[encrypted]'."
+            f"the {name} backend of encrypted inference is not installed ({error}): {install_command('client')}."
         ) from error
