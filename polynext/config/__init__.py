@@ -4,7 +4,7 @@
 network needs this package; training it needs `polynext.training`.
 """
 
-from polynext.config.files import from_yaml, read_config, to_yaml
+from polynext.config.files import field_values, from_yaml, read_config, to_yaml
 from polynext.config.network import build_model
 from polynext.config.training import (
     EmaConfig,
@@ -23,6 +23,7 @@ __all__ = [
     "ScheduleConfig",
     "TrainConfig",
     "build_model",
+    "field_values",
     "from_yaml",
     "read_config",
     "to_yaml",

@@ -1,6 +1,7 @@
 """Configs as YAML."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,19 @@ from polynext.schema import AnyConfig, Config, validate
 def to_yaml(config: Config) -> str:
     """A config as text that `from_yaml` reads."""
     return yaml.safe_dump(TypeAdapter(type(config)).dump_python(config, mode="json"), sort_keys=False)
+
+
+def field_values(config: Config) -> dict[str, str]:
+    """The fields of a config and their values as text, such as "optimizer.lr" and "0.004"."""
+
+    def values(section: dict[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+        for name, value in section.items():
+            if isinstance(value, dict):
+                yield from values(value, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", repr(value)
+
+    return dict(values(TypeAdapter(type(config)).dump_python(config, mode="json"), ""))
 
 
 def from_yaml(text: str, source: str = "the configuration", kind: type[AnyConfig] = TrainConfig) -> AnyConfig:  # type: ignore[assignment]

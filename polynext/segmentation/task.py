@@ -26,8 +26,9 @@ from polynext.segmentation.sliding import predict
 from polynext.segmentation.transforms import TestTransform, TrainingTransform
 from polynext.segmentation.upernet import UPerNet
 from polynext.training.folder import RunFolder
-from polynext.training.loop import Forward, Task, run
+from polynext.training.loop import run
 from polynext.training.report import draw_lines
+from polynext.training.task import Forward, Task
 
 
 class Segmentation(Task):

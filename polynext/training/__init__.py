@@ -1,6 +1,7 @@
 """Training.
 
-`polynext.config` defines a run, `loop.py` runs it, `classification.py` is its task, `folder.py` its files.
+`polynext.config` defines a run, `loop.py` runs it, `classification.py` is its task (an implementation of that in
+`task.py`), `folder.py` its files.
 """
 
 import warnings
@@ -22,8 +23,9 @@ from polynext.config import (
 )
 from polynext.training.classification import Classification, train
 from polynext.training.dry_run import DryRunReport, dry_run
-from polynext.training.loop import DivergedError, Task, TrainingLoop, run
+from polynext.training.loop import DivergedError, TrainingLoop, run
 from polynext.training.stopping import Interrupted
+from polynext.training.task import Task
 
 __all__ = [
     "Classification",

@@ -22,10 +22,11 @@ from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError, preview
 from polynext.training.conditioning import spread_of_singular_values
 from polynext.training.folder import RunFolder
-from polynext.training.loop import Forward, Task, run
+from polynext.training.loop import run
 from polynext.training.optimizer import build_optimizer
 from polynext.training.report import draw_lines
 from polynext.training.schedule import averages_from, head_dropout, learning_rate
+from polynext.training.task import Forward, Task
 
 
 class Classification(Task):

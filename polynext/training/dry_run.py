@@ -30,7 +30,8 @@ from polynext.memory import available_memory, peak_memory, reset_peak_memory, re
 from polynext.models.costs import count_parameters
 from polynext.threads import idle_threads_give_way
 from polynext.training.folder import STATES_KEPT, RunFolder
-from polynext.training.loop import Task, TrainingLoop, stride_warnings_ignored
+from polynext.training.loop import TrainingLoop, stride_warnings_ignored
+from polynext.training.task import Task
 
 STEPS = 2  # of each phase
 DECODED = 64  # images of each split that are opened

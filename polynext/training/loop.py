@@ -6,12 +6,11 @@ Random numbers depend on the seed and the step only: a resumed run ends with the
 import math
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +18,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from polynext.acceleration import compile
-from polynext.config import LoopConfig, to_yaml
-from polynext.data.loader import Labelled, Prepared, batches, epoch_order, seed_everything
+from polynext.config import LoopConfig, field_values, to_yaml
+from polynext.data.loader import batches, epoch_order, seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
 from polynext.training.diagnostics import CellRecord, Diagnostics
-from polynext.training.folder import RunFolder
+from polynext.training.folder import WEIGHTS, RunFolder, read_state
 from polynext.training.optimizer import restore_optimizer
 from polynext.training.profile import Profile
 from polynext.training.report import Reporter
 from polynext.training.stopping import StopRequest
+from polynext.training.task import Task
 
 SKIPS_IN_A_ROW = 5
 STATE_VERSION = 2
-
-Forward = Callable[[Tensor], Any]
 
 
 class DivergedError(PolyNeXtError):
@@ -45,98 +43,6 @@ class DivergedError(PolyNeXtError):
 
     def __str__(self) -> str:
         return self.args[1]
-
-
-class Task(ABC):
-    """A network with its optimiser, images, loss and evaluation.
-
-    A run has `steps` optimiser steps in rounds of `round_steps`. Each round ends with an evaluation and a save.
-
-    Attributes:
-        command: the command that starts such a run.
-        score: the result of `evaluate` by which the best weights are chosen.
-        model: the network, on the device of this process and in its memory format.
-        optimizer: the optimiser; its groups may have a `factor` of the learning rate.
-        clip_grad: limit of the gradient's global norm; 0 for none.
-        images: the number of training images.
-        workers: worker processes that prepare images.
-        steps: optimiser steps of the run.
-        round_steps: optimiser steps of a round.
-        average_from: the first step of the averaged weights.
-    """
-
-    command: ClassVar[str]
-    score: ClassVar[str]
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    clip_grad: float
-    images: int
-    workers: int
-    steps: int
-    round_steps: int
-    average_from: int
-
-    @abstractmethod
-    def examples(self, epoch: int) -> Prepared:
-        """Pairs of an image and its target, augmented for this epoch."""
-
-    @abstractmethod
-    def learning_rate(self, step: int) -> float: ...
-
-    def start_round(self, step: int) -> None:  # noqa: B027  (optional)
-        """Sets what changes from round to round, such as dropout."""
-
-    @abstractmethod
-    def loss(self, forward: Forward, images: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The mean loss of a batch, and counts that are summed over the round."""
-
-    def record(self, step: int, counts: dict[str, float]) -> dict[str, Any]:
-        """Further metrics of a round, from the sums of its counts."""
-        return {}
-
-    def evaluates(self, step: int) -> bool:
-        """Whether the round that ends at this step is evaluated."""
-        return True
-
-    @abstractmethod
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
-        """Metrics on the test images, with `score` among them."""
-
-    @abstractmethod
-    def sources(self) -> dict[str, Labelled]:
-        """The training and test images before any transform, by the name of their split."""
-
-    def data_problems(self) -> list[str]:
-        """A message for each problem of the data set."""
-        return []
-
-    @abstractmethod
-    def sample_evaluation(self, images: int) -> int:
-        """Restricts `evaluate` to this many images, and returns the number of all."""
-
-    @abstractmethod
-    def phases(self) -> dict[str, int]:
-        """The first step of each phase of the schedule, by its name."""
-
-    @abstractmethod
-    def description(self) -> dict[str, str]:
-        """The metadata of a weights file, from which its network can be built."""
-
-    @abstractmethod
-    def position(self, step: int) -> str:
-        """How far a run is, such as "epoch 3/300"."""
-
-    @abstractmethod
-    def summary(self, record: dict[str, Any]) -> str:
-        """The metrics of a round in one line."""
-
-    @abstractmethod
-    def figure(self, score: float) -> str:
-        """The score with its name and unit."""
-
-    @abstractmethod
-    def draw_curves(self, folder: RunFolder) -> None:
-        """Draws curves.png from the metrics of the folder."""
 
 
 @dataclass
@@ -188,6 +94,9 @@ class TrainingLoop:
         reporter = Reporter(self.config, self.folder, self.task, self.group.first, self.quiet)
         batches = self.profile.iterate("loader", self.batches_left())
         with self.stop.listening(), reporter:
+            if self.progress.step == 0:
+                self.save()  # a run has a state from its start: if it has none later, the folder is damaged
+            self.replace_lost_weights()
             while self.progress.step < self.task.steps:
                 self.run_round(batches, reporter)
                 self.stop.asked()
@@ -284,12 +193,12 @@ class TrainingLoop:
         self.progress.skipped += 1
         self.skips_in_a_row += 1
         if self.skips_in_a_row >= SKIPS_IN_A_ROW:
-            state = sorted(self.folder.states.glob("*.pt"))
+            states = self.folder.saved_states()
             raise DivergedError(
                 self.progress.step - SKIPS_IN_A_ROW + 1,
                 f"loss or gradient was not finite {SKIPS_IN_A_ROW} steps in a row, up to step {self.progress.step} at "
                 f"learning rate {self.optimizer.param_groups[0]['lr']:.3g}: lower it, add warmup or clip gradients. "
-                f"The last saved state: {state[-1] if state else 'none'}.",
+                f"The last saved state: {states[0] if states else 'none'}.",
             )
 
     def finish_round(self, reporter: Reporter) -> dict[str, Any]:
@@ -329,9 +238,22 @@ class TrainingLoop:
         self.progress.best = max(best, self.progress.best)
         return figures
 
+    def replace_lost_weights(self) -> None:
+        """Evaluates the weights of a resumed run, and so saves them, if best.safetensors or last.safetensors is lost.
+
+        The best score is that of the file: the run may have been killed between saving the weights and its state.
+        """
+        scores = [self.folder.score_of(name, self.task.score) for name in WEIGHTS] if self.group.first else []
+        best, last = self.group.same(scores)
+        evaluated, self.progress.best = self.progress.best >= 0, -1.0 if best is None else best
+        if evaluated and (best is None or last is None):
+            lost = self.folder.weights("last" if last is None else "best")
+            warnings.warn(f"{lost} was lost: the weights of step {self.progress.step} take its place.", stacklevel=2)
+            self.evaluate()
+
     def save_weights(self, name: str, model: nn.Module, score: float) -> None:
         if self.group.first:
-            about = self.task.description() | {self.task.score: f"{score:.4f}", "step": str(self.progress.step)}
+            about = self.task.description() | {self.task.score: str(score), "step": str(self.progress.step)}
             self.folder.save_weights(name, model.state_dict(), **about)
 
     def time_to_save(self) -> bool:
@@ -352,6 +274,7 @@ class TrainingLoop:
                 "optimizer": self.optimizer.state_dict(),
                 "progress": asdict(self.progress),
                 "steps_in_an_epoch": self.steps_in_an_epoch,
+                "config": field_values(self.config),
             },
         )
 
@@ -382,7 +305,17 @@ class TrainingLoop:
             ) from error
         self.progress = Progress(**state["progress"])
         if self.group.first:
-            self.folder.forget_after(self.progress.step)
+            self.folder.forget_after(self.progress.step, state.get("metrics"))
+            self.print_changes(state.get("config", {}))
+
+    def print_changes(self, saved: dict[str, str]) -> None:
+        """Prints the fields of the config that the saved state had otherwise."""
+        now = field_values(self.config)
+        changed = [
+            f"{name} from {saved[name]} to {now[name]}" for name in now if saved.get(name, now[name]) != now[name]
+        ]
+        if changed and not self.quiet:
+            print(f"resumed at step {self.progress.step} with changes: {', '.join(changed)}", flush=True)
 
 
 def run(
@@ -396,14 +329,21 @@ def run(
     """Runs a task and returns its folder. With `resume` it continues from the newest state in the folder."""
     folder = RunFolder(out)
     with processes() as group:
-        if not resume and any(folder.states.glob("*.pt")):
-            raise PolyNeXtError(f"{out} already has a run: resume it with --resume {out}, or give another --out.")
+        if not resume and (found := folder.results()):
+            raise PolyNeXtError(
+                f"{out} already has a run ({', '.join(found)}): resume it with --resume {out}, or give another --out."
+            )
         loop = TrainingLoop(make_task(group), config, folder, group, profile, quiet)
         with folder.alone() if group.first else nullcontext(), stride_warnings_ignored():
-            state = folder.load_state() if resume else None
+            state = group.same(folder.newest_state() if group.first else None)
             if state is not None:
-                loop.restore(state)
-            elif resume and group.first:  # killed before its first save: start again
+                loop.restore(read_state(state))
+            elif found := folder.results():
+                raise PolyNeXtError(
+                    f"{out} has no intact state to resume from, only {', '.join(found)}, which stay as they are: start "
+                    "a new run in another folder. `model.initial_weights` can start it from these weights."
+                )
+            elif group.first:  # killed before its first state
                 folder.forget_after(0)
             if group.first:
                 folder.create(to_yaml(config))

@@ -17,7 +17,8 @@ from polynext.training.diagnostics import draw_diagnostics
 from polynext.training.folder import RunFolder
 
 if TYPE_CHECKING:
-    from polynext.training.loop import Task, TrainingLoop
+    from polynext.training.loop import TrainingLoop
+    from polynext.training.task import Task
 
 
 SECONDS_BETWEEN_DRAWINGS = 60

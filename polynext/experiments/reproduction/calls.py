@@ -73,7 +73,7 @@ def evaluate_segmentation(
 
 def train_or_resume(train: Callable[..., Path], config: Any, folder: Path) -> None:
     """Trains in a folder, or resumes the training that began there."""
-    begun = (folder / "states").is_dir()
+    begun = (folder / "config.yaml").is_file()
     train(read_config(folder / "config.yaml", type(config)) if begun else config, folder, resume=begun)
 
 
