@@ -11,12 +11,13 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from polynext.errors import PolyNeXtError
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp", ".tif", ".tiff"}
-UNREADABLE = (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError)
+FORMATS = ("JPEG", "MPO", "PNG", "PPM", "BMP", "WEBP", "TIFF", "GIF", "AVIF")
+LARGEST_PROPORTION = 100  # of the longer edge to the shorter one, which becomes as long as the network's input
 
 # A pixel of at least this value, of 255, is part of a drawing.
 INK = 16
@@ -82,9 +83,16 @@ class Preprocessing:
     def coloured(self, image: Image.Image) -> Image.Image:
         """The image as grey or RGB, as the network needs it."""
         mode = "L" if self.channels == 1 else "RGB"
+        if image.mode != mode or "transparency" in image.info:
+            image = as_rgb(image)
         return image if image.mode == mode else image.convert(mode)
 
     def resized(self, image: Image.Image) -> Image.Image:
+        if max(image.size) > LARGEST_PROPORTION * min(image.size):
+            raise PolyNeXtError(
+                f"an image has {image.width}x{image.height} pixels: give one whose longer edge is at most "
+                f"{LARGEST_PROPORTION} times the shorter one."
+            )
         if self.crop == "drawing":
             return self.centred(image)
         if self.crop == "squash":
@@ -162,31 +170,53 @@ class Preprocessing:
         )
 
 
-def read_image(source: Path | BinaryIO, name: str = "") -> Image.Image:
-    """An image of a data set as RGB, without applying its EXIF orientation."""
+def open_picture(source: Path | BinaryIO, name: str = "") -> Image.Image:
+    """An image file as RGB, upright by its EXIF orientation. All of polynext, and its web page, open images this way.
+
+    Args:
+        source: the file.
+        name: its name in error messages, if it has no path.
+    """
+    where = name or (source if isinstance(source, Path) else "the input")
     try:
-        with Image.open(source) as file:
-            return to_rgb(file)
-    except UNREADABLE as error:
-        raise PolyNeXtError(f"{name or source} cannot be read as an image: repair or remove it.") from error
+        with opened(source) as file:
+            image = upright(file)
+    except Exception as error:  # decoders raise all kinds of errors for damaged files
+        raise PolyNeXtError(f"{where} cannot be read as an image: repair or remove it.") from error
+    return as_rgb(image, str(where))
 
 
-def open_picture(source: Path | BinaryIO) -> Image.Image:
-    """A user's image as RGB, upright by its EXIF orientation, and with transparency on white."""
+def opened(source: Path | BinaryIO) -> Image.Image:
+    """Opens an image file without decoding it. Only common formats: others have rarely used decoders."""
+    Image.init()
+    return Image.open(source, formats=[name for name in FORMATS if name in Image.OPEN])
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Decodes an image and turns it by its EXIF orientation. That of XMP is ignored, as browsers do."""
+    for name in ("xmp", "XML:com.adobe.xmp"):
+        image.info.pop(name, None)
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    return image
+
+
+def as_rgb(image: Image.Image, name: str = "the image") -> Image.Image:
+    """RGB of 8 bits: transparency on white, and of 16 bits the upper 8, as browsers do."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        values = np.asarray(image).astype(np.uint16)
+        pixels = (values >> 8).astype(np.uint8)
+        if "transparency" in image.info:
+            pixels[values == image.info["transparency"]] = 255
+        return Image.fromarray(pixels).convert("RGB")
+    if image.mode in ("I", "F"):
+        kind = "32-bit integers" if image.mode == "I" else "floating-point numbers"
+        raise PolyNeXtError(f"{name} has {kind} as pixels, of unknown range: save it with 8 or 16 bits.")
     try:
-        with Image.open(source) as file:
-            image = ImageOps.exif_transpose(file)
-            if "A" in image.getbands() or "transparency" in image.info:
-                white = Image.new("RGBA", image.size, "white")
-                white.alpha_composite(image.convert("RGBA"))
-                return white.convert("RGB")
-            return to_rgb(image)
-    except UNREADABLE as error:
-        where = source if isinstance(source, Path) else "the input"
-        raise PolyNeXtError(f"{where} cannot be read as an image ({error}).") from error
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits: convert() would clip them
-        image = image.point(lambda value: value / 257).convert("L")
-    return image.convert("RGB")
+        if "A" in image.getbands() or "transparency" in image.info:
+            white = Image.new("RGBA", image.size, "white")
+            white.alpha_composite(image.convert("RGBA"))
+            image = white
+        return image.convert("RGB")
+    except ValueError as error:
+        raise PolyNeXtError(f"{name} has the colours {image.mode}: save it as RGB.") from error

@@ -1,5 +1,6 @@
 """A network sees the same numbers wherever it is used."""
 
+import base64
 import io
 import tarfile
 from dataclasses import replace
@@ -10,16 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import timm
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision import transforms
 
 from polynext.cli import main
-from polynext.data import DataConfig, Preprocessing, evaluation_batches
+from polynext.data import DataConfig, Preprocessing, evaluation_batches, load_examples
 from polynext.encrypted.client import Client
 from polynext.errors import PolyNeXtError
 from polynext.evaluation import open_set
+from polynext.preprocessing import IMAGE_SUFFIXES, LARGEST_PROPORTION, open_picture
+from polynext.segmentation.data import FilePairs
+from tests.service.test_vectors import stored
 
 GREY = Preprocessing(size=8, resize=8, mean=(0.3,), std=(0.2,))
 COLOUR = Preprocessing(size=24, resize=24, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
@@ -49,14 +53,20 @@ def pictures() -> dict[str, Image.Image]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pictures as a data set of folders, and as one of shards."""
+    """The pictures, and those of the test vectors, as a data set of folders, of shards, and of timm."""
     root = tmp_path_factory.mktemp("data")
-    (root / "val" / "only").mkdir(parents=True)
+    images = root / "val" / "only"
+    images.mkdir(parents=True)
+    for name, picture in pictures().items():
+        picture.save(images / f"{name}.png")
+    for vector in stored("pictures"):
+        if (suffix := Path(vector["name"]).suffix) in IMAGE_SUFFIXES:
+            name = vector["name"].replace(".", "-")  # with the suffix: shards know an image by its name without it
+            (images / f"{name}{suffix}").write_bytes(base64.b64decode(vector["file"]))
     with tarfile.open(root / "val.tar", "w") as shard:
-        for name, picture in sorted(pictures().items()):
-            picture.save(root / "val" / "only" / f"{name}.png")
-            shard.add(root / "val" / "only" / f"{name}.png", f"{name}.png")
-            label = tarfile.TarInfo(f"{name}.cls")
+        for path in sorted(images.iterdir()):
+            shard.add(path, path.name)
+            label = tarfile.TarInfo(f"{path.stem}.cls")
             label.size = 1
             shard.addfile(label, io.BytesIO(b"0"))
     return root
@@ -86,6 +96,40 @@ def test_a_client_encrypts_the_same_numbers_as_evaluation(
     np.testing.assert_allclose(encrypted[0], fed, atol=1e-6)
     assert fed.std() > 0.1
     np.testing.assert_array_equal(fed_by_evaluation(folder, "webdataset", SETTINGS[setting]), fed)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # timm's
+def test_data_sets_of_timm_have_the_same_pixels(folder: Path) -> None:
+    timms: Any = load_examples(DataConfig(name="timm:", root=folder), "test")
+    for i in range(len(timms)):
+        same = open_picture(folder / "val" / timms.dataset.filename(i))
+        np.testing.assert_array_equal(np.asarray(timms.image(i)), np.asarray(same), timms.dataset.filename(i))
+
+
+def test_segmentation_reads_the_same_pixels(folder: Path, tmp_path: Path) -> None:
+    vectors = [vector for vector in stored("pictures") if Path(vector["name"]).suffix in IMAGE_SUFFIXES]
+    for i, vector in enumerate(vectors):
+        for kind in ("images", "masks"):
+            (tmp_path / kind).mkdir(exist_ok=True)
+        (tmp_path / "images" / f"{i:02}{Path(vector['name']).suffix}").write_bytes(base64.b64decode(vector["file"]))
+        Image.new("L", (vector["width"], vector["height"])).save(tmp_path / "masks" / f"{i:02}.png")
+    pairs = FilePairs(tmp_path / "images", tmp_path / "masks", ("only",))
+    for i, vector in enumerate(vectors):
+        assert pairs[i][0].tobytes() == base64.b64decode(vector["pixels"]), vector["name"]
+
+
+def test_images_of_callers_are_converted_alike() -> None:
+    """A client or a run may get an image from Pillow instead of a file."""
+    for vector in stored("pictures"):
+        with Image.open(io.BytesIO(base64.b64decode(vector["file"]))) as image:
+            upright = ImageOps.exif_transpose(image)
+        same = Image.frombytes("RGB", (vector["width"], vector["height"]), base64.b64decode(vector["pixels"]))
+        np.testing.assert_array_equal(COLOUR(upright), COLOUR(same), vector["name"])
+
+
+def test_extreme_proportions_are_refused() -> None:
+    with pytest.raises(PolyNeXtError, match="60000x1 pixels: give one whose longer edge is at most 100 times"):
+        COLOUR(Image.new("RGB", (60000, 1)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -123,6 +167,7 @@ def noise(width: int, height: int) -> Image.Image:
 def test_every_pixel_is_torchvisions(
     width: int, height: int, size: int, more: int, crop: Any, interpolation: Any
 ) -> None:
+    assume(max(width, height) <= LARGEST_PROPORTION * min(width, height))
     resize, mean, std = size + more, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     ours = Preprocessing(size=size, resize=resize, crop=crop, interpolation=interpolation, mean=mean, std=std)
     theirs = transforms.Compose(

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from polynext.errors import PolyNeXtError
-from polynext.preprocessing import IMAGE_SUFFIXES, UNREADABLE, read_image
+from polynext.preprocessing import IMAGE_SUFFIXES, as_rgb, open_picture, opened, upright
 
 
 class Examples(ABC):
@@ -91,13 +91,13 @@ class FileExamples(Examples):
         self.decoded: list[Image.Image] = []
         if decoded_size(paths) <= most_memory * 2**30:
             with ThreadPoolExecutor() as pool:
-                self.decoded = list(pool.map(read_image, paths))
+                self.decoded = list(pool.map(open_picture, paths))
 
     def path(self, index: int) -> Path:
         return Path(os.fsdecode(self.names[index]))
 
     def image(self, index: int) -> Image.Image:
-        return self.decoded[index] if self.decoded else read_image(self.path(index))
+        return self.decoded[index] if self.decoded else open_picture(self.path(index))
 
 
 class FolderExamples(FileExamples):
@@ -128,7 +128,7 @@ class TimmExamples(Examples):
         self.dataset = dataset
 
     def image(self, index: int) -> Image.Image:
-        return self.dataset[index][0]
+        return as_rgb(upright(self.dataset[index][0]), f"image {index}")
 
 
 def decoded_size(paths: Sequence[Path], sample: int = 64) -> float:
@@ -137,9 +137,9 @@ def decoded_size(paths: Sequence[Path], sample: int = 64) -> float:
     total = 0
     for path in some:
         try:
-            with Image.open(path) as file:
+            with opened(path) as file:
                 total += 3 * file.width * file.height
-        except UNREADABLE as error:
+        except Exception as error:  # as in `open_picture`
             raise PolyNeXtError(f"{path} cannot be read as an image: repair or remove it.") from error
     return total * len(paths) / len(some)
 

@@ -195,7 +195,8 @@ def read_timm(config: DataConfig, split: FileSplit) -> TimmExamples:
     from timm.data import create_dataset
 
     names = {"train": "train", "test": "validation"}
-    data = create_dataset(config.name.removeprefix("timm:"), root=str(config.root or ""), split=names[split])
+    root, chosen = str(config.root or ""), config.name.removeprefix("timm:")
+    data = create_dataset(chosen, root=root, split=names[split], input_img_mode="")  # `TimmExamples` converts them
     if not hasattr(data, "__getitem__"):
         raise PolyNeXtError(
             f"{config.name} is a stream: give a data set with random access, or its shards as webdataset."

@@ -14,7 +14,7 @@ from PIL import Image
 
 from polynext.data.examples import Examples
 from polynext.errors import PolyNeXtError
-from polynext.preprocessing import IMAGE_SUFFIXES, read_image
+from polynext.preprocessing import IMAGE_SUFFIXES, open_picture
 
 
 class ShardExamples(Examples):
@@ -31,7 +31,7 @@ class ShardExamples(Examples):
         shard, offset, size = self.places[index]
         with shard.open("rb") as file:
             file.seek(offset)
-            return read_image(io.BytesIO(file.read(size)), f"image {index}, in {shard},")
+            return open_picture(io.BytesIO(file.read(size)), f"image {index}, in {shard},")
 
 
 def index_shard(shard: Path) -> list[tuple[Path, int, int, int]]:

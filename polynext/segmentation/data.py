@@ -6,10 +6,10 @@ from typing import Literal
 from zipfile import BadZipFile
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from polynext.errors import PolyNeXtError
-from polynext.preprocessing import IMAGE_SUFFIXES, read_image
+from polynext.preprocessing import IMAGE_SUFFIXES, open_picture, opened, upright
 from polynext.segmentation.classes import ADE20K, CAMVID
 from polynext.segmentation.config import SegmentationDataConfig
 
@@ -82,10 +82,11 @@ class FilePairs(Pairs):
     def read(self, index: int) -> tuple[Image.Image, np.ndarray]:
         image, mask = self.files[index]
         try:
-            with Image.open(mask) as file:
-                return read_image(image), np.array(file)
-        except (UnidentifiedImageError, OSError) as error:
+            with opened(mask) as file:
+                labels = np.array(upright(file))
+        except Exception as error:  # as in `open_picture`
             raise PolyNeXtError(f"{mask} cannot be read as an image: repair or remove it.") from error
+        return open_picture(image), labels
 
 
 class ArrayPairs(Pairs):

@@ -31,7 +31,7 @@ from polynext.data.loader import Prepared, epoch_order, load, of_images
 from polynext.data.sets import Split
 from polynext.errors import PolyNeXtError
 from polynext.memory import keep_freed_memory, resident_memory
-from polynext.preprocessing import open_picture, read_image
+from polynext.preprocessing import open_picture
 
 PIXELS = Preprocessing(mean=(0.0,), std=(1 / 255,))
 COLOUR = Preprocessing(size=32, resize=32, mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -140,11 +140,12 @@ def test_tiny_imagenet_as_it_is_distributed(folder) -> None:
     assert (test.classes, test.labels.tolist()) == (["cat", "dog"], [1, 0])
 
 
-def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path) -> None:
-    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    Image.fromarray(ramp).save(tmp_path / "deep.png")
-    for read in (read_image, open_picture):
-        np.testing.assert_allclose(np.asarray(read(tmp_path / "deep.png"))[..., 0], ramp / 257, atol=1)
+def test_pixels_of_unknown_range_are_refused(tmp_path) -> None:
+    Image.fromarray(np.random.default_rng(0).random((8, 8), dtype=np.float32)).save(tmp_path / "real.tiff")
+    Image.fromarray(np.full((8, 8), 2**30, np.int32)).save(tmp_path / "long.tiff")
+    for name, what in (("real", "floating-point numbers"), ("long", "32-bit integers")):
+        with pytest.raises(PolyNeXtError, match=f"{name}.tiff has {what} as pixels.*save it with 8 or 16 bits"):
+            open_picture(tmp_path / f"{name}.tiff")
 
 
 def test_a_npz_file(tmp_path) -> None:

@@ -1,10 +1,17 @@
-/** Open image files as RGB: upright, with transparent pixels on white. */
+/** Open image files as RGB: upright, with transparent pixels on white. Equal to open_picture in Python. */
+import { orientationOfWebP, turned } from './orientation.ts'
 import type { Picture } from './preprocessing.ts'
 
 export async function openPicture(file: Blob): Promise<Picture> {
+  // Browsers turn images by their EXIF orientation, but not all do so for WebP.
+  const orientation = orientationOfWebP(await file.arrayBuffer())
   let bitmap: ImageBitmap
   try {
-    bitmap = await createImageBitmap(file, { imageOrientation: 'from-image', colorSpaceConversion: 'none' })
+    bitmap = await createImageBitmap(file, {
+      imageOrientation: orientation === undefined ? 'from-image' : 'none',
+      colorSpaceConversion: 'none',
+      premultiplyAlpha: 'none', // decoders of WebP round premultiplied values otherwise than the canvas does
+    })
   } catch {
     throw new Error('the browser cannot read this image: use a PNG or JPEG file.')
   }
@@ -17,7 +24,7 @@ export async function openPicture(file: Blob): Promise<Picture> {
   const { data } = pen.getImageData(0, 0, width, height)
   const rgb = new Uint8Array(3 * width * height)
   for (let i = 0; i < width * height; i++) rgb.set(data.subarray(4 * i, 4 * i + 3), 3 * i)
-  return { width, height, channels: 3, data: rgb }
+  return turned({ width, height, channels: 3, data: rgb }, orientation ?? 1)
 }
 
 /** The inverted image: networks for digits expect white on black. */

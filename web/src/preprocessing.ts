@@ -14,6 +14,8 @@ export interface Picture {
   data: Uint8Array
 }
 
+const LARGEST_PROPORTION = 100
+
 /** Resize, crop and normalise to (C, H, W). */
 export function preprocess(picture: Picture, how: Preprocessing): Float32Array {
   return normalise(resized(coloured(picture, how.mean.length), how), how)
@@ -33,10 +35,12 @@ export function coloured(picture: Picture, channels: number): Picture {
 
 /** The network's input, as bytes. */
 export function resized(picture: Picture, how: Preprocessing): Picture {
+  const [longer, shorter] = [Math.max(picture.width, picture.height), Math.min(picture.width, picture.height)]
+  if (longer > LARGEST_PROPORTION * shorter)
+    throw new Error(`the picture's longer edge is more than ${LARGEST_PROPORTION} times the shorter one.`)
   if (how.crop === 'drawing') return centred(picture, how)
   let [width, height] = [how.resize, how.resize]
   if (how.crop === 'centre') {
-    const shorter = Math.min(picture.width, picture.height)
     width = Math.floor((how.resize * picture.width) / shorter)
     height = Math.floor((how.resize * picture.height) / shorter)
   }

@@ -14,7 +14,7 @@ interface Vector {
   values: string
 }
 
-const vectors: Vector[] = JSON.parse(readFileSync('test/vectors.json', 'utf8'))
+const vectors: Vector[] = JSON.parse(readFileSync('test/vectors.json', 'utf8')).preprocessing
 
 function bytes(base64: string): Uint8Array {
   return Uint8Array.from(Buffer.from(base64, 'base64'))
