@@ -1,11 +1,13 @@
-"""Atomic writes, and folders with an exclusive lock."""
+"""Atomic writes, folders with an exclusive lock, and reading files that may be damaged."""
 
+import json
 import os
 import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -39,6 +41,24 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise PolyNeXtError(
             f"cannot write {path} ({error.strerror}): free some space or choose another folder. Saved files are intact."
         ) from error
+
+
+@contextmanager
+def reading(message: str) -> Iterator[None]:
+    """Raises PolyNeXtError with this message for any exception inside: libraries raise all kinds for damaged files."""
+    try:
+        yield
+    except PolyNeXtError:
+        raise
+    except Exception as error:
+        raise PolyNeXtError(message) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file that this package wrote."""
+    with reading(f"{path} is damaged, or of another version: remove it, and what it has is made again."):
+        record = json.loads(path.read_bytes())
+        return {**record}
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from polynext.errors import PolyNeXtError
+from polynext.files import reading
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp", ".tif", ".tiff"}
 FORMATS = ("JPEG", "MPO", "PNG", "PPM", "BMP", "WEBP", "TIFF", "GIF", "AVIF")
@@ -178,12 +179,8 @@ def open_picture(source: Path | BinaryIO, name: str = "") -> Image.Image:
         name: its name in error messages, if it has no path.
     """
     where = name or (source if isinstance(source, Path) else "the input")
-    try:
-        with opened(source) as file:
-            image = upright(file)
-    except Exception as error:  # decoders raise all kinds of errors for damaged files
-        raise PolyNeXtError(f"{where} cannot be read as an image: repair or remove it.") from error
-    return as_rgb(image, str(where))
+    with reading(f"{where} cannot be read as an image: repair or remove it."), opened(source) as file:
+        return as_rgb(upright(file), str(where))
 
 
 def opened(source: Path | BinaryIO) -> Image.Image:
@@ -212,11 +209,9 @@ def as_rgb(image: Image.Image, name: str = "the image") -> Image.Image:
     if image.mode in ("I", "F"):
         kind = "32-bit integers" if image.mode == "I" else "floating-point numbers"
         raise PolyNeXtError(f"{name} has {kind} as pixels, of unknown range: save it with 8 or 16 bits.")
-    try:
+    with reading(f"{name} has pixels of the kind {image.mode}: save it as RGB."):
         if "A" in image.getbands() or "transparency" in image.info:
             white = Image.new("RGBA", image.size, "white")
             white.alpha_composite(image.convert("RGBA"))
             image = white
         return image.convert("RGB")
-    except ValueError as error:
-        raise PolyNeXtError(f"{name} has the colours {image.mode}: save it as RGB.") from error

@@ -11,14 +11,15 @@ import torch
 from PIL import Image
 from timm.data import ImageNetInfo
 
-from polynext.config import TrainConfig, build_model, from_yaml
+from polynext.config import TrainConfig, build_model, from_yaml, read_config
 from polynext.data import DataConfig, load_examples
 from polynext.data.examples import balanced_indices
 from polynext.data.sets import DATA_SETS, Split
 from polynext.errors import PolyNeXtError, suggest
+from polynext.files import reading
 from polynext.models import PUBLISHED, create_model, is_polynext, list_models, load_weights, read_weights
 from polynext.models.checkpoints import identify, model_for, read_checkpoint, read_metadata, stored_classes
-from polynext.models.published import WEIGHTS, is_published, shipped_weights
+from polynext.models.published import WEIGHTS, check_same_entries, is_published, shipped_weights
 from polynext.preprocessing import Preprocessing
 
 
@@ -114,7 +115,7 @@ def from_folder(folder: Path, checkpoint: Path | None) -> Run:
     weights, config_file = checkpoint or folder / "best.safetensors", folder / "config.yaml"
     if not weights.is_file() or not config_file.is_file():
         raise PolyNeXtError(f"{folder} is not a finished run: give a folder with config.yaml and best.safetensors.")
-    return trained(from_yaml(config_file.read_text(), str(config_file), TrainConfig), weights)
+    return trained(read_config(config_file, TrainConfig), weights)
 
 
 def from_file(path: Path) -> Run:
@@ -139,7 +140,8 @@ def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = Fals
     if stated is not None and bare(stated) != bare(name):
         raise PolyNeXtError(f"{checkpoint} holds weights of {stated}, not of {name}.")
     if "config" in metadata:
-        return trained(from_yaml(metadata["config"], str(checkpoint), TrainConfig), checkpoint)
+        config = from_yaml(metadata["config"], str(checkpoint), TrainConfig)
+        return trained(replace(config, data=without_downloads(config.data)), checkpoint)
     classes = stored_classes(metadata)
     if is_polynext(name):
         model = model_for(bare(name), read_weights(checkpoint), device="cpu")
@@ -149,6 +151,13 @@ def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = Fals
     load_weights(model, checkpoint)
     preprocessing, tag = own_preprocessing(model), published_tag(bare(name), checkpoint)
     return Run(name, model, preprocessing, classes, digest(checkpoint), checkpoint, tag=tag)
+
+
+def without_downloads(data: DataConfig) -> DataConfig:
+    """The data of a config in a weights file, which may come from someone else. timm downloads missing data sets."""
+    if data.name.startswith("timm:"):
+        data = replace(data, name="folder", root=None)
+    return replace(data, download=False)
 
 
 def stated_model(path: Path) -> str | None:
@@ -184,6 +193,9 @@ def trained(config: TrainConfig, weights: Path) -> Run:
         config = replace(config, data=replace(config.data, name=sample))
     classes = stored_classes(read_metadata(weights)) or tuple(load_examples(config.data, "test").classes)
     as_built = replace(config, model=replace(config.model, pretrained=False, initial_weights=None))
+    with reading(f"the config of {weights} describes no network that can be built: train or download it again."):
+        shapes = build_model(as_built, len(classes), device="meta").state_dict()
+    check_same_entries(read_weights(weights), shapes, config.model.name)  # before memory for the network is allocated
     model = build_model(as_built, len(classes))
     load_weights(model, weights)
     preprocessing = config.data.preprocessing

@@ -55,7 +55,7 @@ def message(kind: type[Config], error: Any, source: str) -> str:
     """A message for one of pydantic's errors. A field without a source is named as an option."""
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    *parents, last = [part for part in error["loc"] if isinstance(part, str)]
+    *parents, last = [part for part in error["loc"] if isinstance(part, str)] or ["the config"]
     name = ".".join([*parents, last])
     place = f"{source}: {name}" if source else f"`{name}`"
     if error["type"] == "unexpected_keyword_argument":

@@ -10,23 +10,31 @@ import numpy as np
 from PIL import Image
 
 from polynext.errors import PolyNeXtError
+from polynext.files import reading
 from polynext.preprocessing import IMAGE_SUFFIXES, as_rgb, open_picture, opened, upright
+
+MOST_CLASSES = 1_000_000
 
 
 class Examples(ABC):
-    """Labelled images: `examples[i]` is a PIL image and its class."""
+    """Labelled images: `examples[i]` is a PIL image and its class. Without names, classes are numbered."""
 
-    def __init__(self, labels: Sequence[int] | np.ndarray, classes: Sequence[str]):
-        self.labels = np.asarray(labels, dtype=np.int64)
-        self.classes = list(classes)
-        if len(self.labels) == 0:
+    def __init__(self, labels: Sequence[int] | np.ndarray, classes: Sequence[str] | None = None):
+        given = np.asarray(labels)
+        if given.size == 0:
             raise PolyNeXtError("the data set has no images: check its folder.")
-        lowest, highest = int(self.labels.min()), int(self.labels.max())
-        if lowest < 0 or highest >= len(self.classes):
+        if given.ndim != 1 or given.dtype.kind not in "iu":
             raise PolyNeXtError(
-                f"the data set has labels from {lowest} to {highest} but {len(self.classes)} classes: "
-                f"expected 0 to {len(self.classes) - 1}."
+                f"the data set has labels {given.dtype} {given.shape}: expected one integer for each image."
             )
+        lowest, highest = int(given.min()), int(given.max())
+        number = min(highest + 1, MOST_CLASSES) if classes is None else len(classes)
+        if lowest < 0 or highest >= number:
+            raise PolyNeXtError(
+                f"the data set has labels from {lowest} to {highest} but {number} classes: expected 0 to {number - 1}."
+            )
+        self.labels = given.astype(np.int64)
+        self.classes = [str(i) for i in range(number)] if classes is None else list(classes)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -68,9 +76,10 @@ class Concatenated(Examples):
 class ArrayExamples(Examples):
     """Images in one uint8 array, (N, H, W) or (N, H, W, 3)."""
 
-    def __init__(self, images: np.ndarray, labels: Sequence[int], classes: Sequence[str]):
+    def __init__(self, images: np.ndarray, labels: Sequence[int] | np.ndarray, classes: Sequence[str] | None = None):
         super().__init__(labels, classes)
-        if len(images) != len(self.labels) or images.dtype != np.uint8 or images.ndim not in (3, 4):
+        fits = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+        if not fits or len(images) != len(self.labels) or images.dtype != np.uint8 or not images.size:
             raise PolyNeXtError(
                 f"got images {images.dtype} {images.shape} for {len(self.labels)} labels: "
                 "expected uint8 of shape (N, H, W) or (N, H, W, 3)."
@@ -123,12 +132,13 @@ class FolderExamples(FileExamples):
 class TimmExamples(Examples):
     """Any data set with a length that timm's create_dataset reads."""
 
-    def __init__(self, dataset: Sequence[tuple[Image.Image, int]], labels: Sequence[int], classes: Sequence[str]):
-        super().__init__(labels, classes)
+    def __init__(self, dataset: Sequence[tuple[Image.Image, int]], labels: Sequence[int]):
+        super().__init__(labels)
         self.dataset = dataset
 
     def image(self, index: int) -> Image.Image:
-        return as_rgb(upright(self.dataset[index][0]), f"image {index}")
+        with reading(f"image {index} of timm's data set cannot be read: repair or remove it."):
+            return as_rgb(upright(self.dataset[index][0]), f"image {index}")
 
 
 def decoded_size(paths: Sequence[Path], sample: int = 64) -> float:
@@ -136,11 +146,8 @@ def decoded_size(paths: Sequence[Path], sample: int = 64) -> float:
     some = paths[:: max(1, len(paths) // sample)]
     total = 0
     for path in some:
-        try:
-            with opened(path) as file:
-                total += 3 * file.width * file.height
-        except Exception as error:  # as in `open_picture`
-            raise PolyNeXtError(f"{path} cannot be read as an image: repair or remove it.") from error
+        with reading(f"{path} cannot be read as an image: repair or remove it."), opened(path) as file:
+            total += 3 * file.width * file.height
     return total * len(paths) / len(some)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from polynext.data.examples import (
 from polynext.data.shards import ShardExamples, find_shards
 from polynext.errors import PolyNeXtError, suggest
 from polynext.extras import require
+from polynext.files import reading
 
 Split = Literal["train", "validation", "test"]
 FileSplit = Literal["train", "test"]  # as data sets have them
@@ -127,13 +127,14 @@ def or_arrays(read: Callable[[DataConfig, FileSplit], Examples]) -> Callable[[Da
 def read_npz(path: Path, split: FileSplit) -> ArrayExamples:
     if not path.is_file():
         raise PolyNeXtError(f"there is no file {path}: give a .npz with train_x, train_y, test_x and test_y.")
-    try:
-        with path.open("rb") as file, np.load(file) as data:  # numpy alone leaves a broken file open
-            images, labels = data[f"{split}_x"], data[f"{split}_y"]
-            names = [str(n) for n in data["names"]] if "names" in data else None
-    except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
-        raise PolyNeXtError(f"{path} cannot be used: expected a .npz with train_x, train_y, test_x, test_y.") from error
-    return ArrayExamples(images, labels, names or [str(i) for i in range(int(labels.max()) + 1)])
+    with (
+        reading(f"{path} cannot be used: expected a .npz with train_x, train_y, test_x, test_y."),
+        path.open("rb") as file,  # numpy alone leaves a broken file open
+        np.load(file) as data,
+    ):
+        images, labels = data[f"{split}_x"], data[f"{split}_y"]
+        names = [str(name) for name in data["names"]] if "names" in data else None
+    return ArrayExamples(images, labels, names)
 
 
 def read_torchvision(config: DataConfig, split: FileSplit) -> ArrayExamples:
@@ -168,8 +169,9 @@ def read_folders(config: DataConfig, split: FileSplit) -> FileExamples:
 def tiny_imagenet_validation(root: Path, most_memory: float) -> FileExamples:
     """Tiny ImageNet as distributed: all images in one folder, and a list of their classes."""
     classes = sorted(f.name for f in split_folder(root, "train").iterdir() if f.is_dir())
-    lines = (root / "val" / "val_annotations.txt").read_text().splitlines()
-    named = [line.split("\t")[:2] for line in lines if line.strip()]
+    annotations = root / "val" / "val_annotations.txt"
+    with reading(f"{annotations} cannot be read: expected lines of a file name, a tab and a class."):
+        named = [(line.split("\t")[0], line.split("\t")[1]) for line in annotations.read_text().splitlines() if line]
     unknown = [name for _, name in named if name not in classes]
     if unknown:
         raise PolyNeXtError(f"val_annotations.txt names {unknown[0]}, which is not a folder of {root / 'train'}.")
@@ -203,7 +205,7 @@ def read_timm(config: DataConfig, split: FileSplit) -> TimmExamples:
         )
     samples = getattr(data.reader, "samples", None)  # without opening images
     labels = [int(label) for _, label in samples] if samples else [int(data[i][1]) for i in range(len(data))]
-    return TimmExamples(data, labels, [str(i) for i in range(max(labels) + 1)])
+    return TimmExamples(data, labels)
 
 
 ARRAYS_OR = "a .npz with train_x, train_y, test_x, test_y, or"

@@ -14,7 +14,10 @@ from PIL import Image
 
 from polynext.data.examples import Examples
 from polynext.errors import PolyNeXtError
+from polynext.files import reading
 from polynext.preprocessing import IMAGE_SUFFIXES, open_picture
+
+LONGEST_LABEL = 20  # characters
 
 
 class ShardExamples(Examples):
@@ -24,7 +27,7 @@ class ShardExamples(Examples):
         with ThreadPoolExecutor() as pool:
             found = [sample for samples in pool.map(index_shard, shards) for sample in samples]
         labels = [label for *_, label in found]
-        super().__init__(labels, [str(i) for i in range(max(labels, default=-1) + 1)])
+        super().__init__(labels)
         self.places = [(shard, offset, size) for shard, offset, size, _ in found]
 
     def image(self, index: int) -> Image.Image:
@@ -38,19 +41,17 @@ def index_shard(shard: Path) -> list[tuple[Path, int, int, int]]:
     """(shard, offset, size, label) of each image in a tar file."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
-    try:
-        with tarfile.open(shard, "r:") as archive:
-            for member in archive:
-                key, _, suffix = member.name.rpartition(".")
-                if f".{suffix.lower()}" in IMAGE_SUFFIXES:
-                    images[key] = (member.offset_data, member.size)
-                elif suffix == "cls":
-                    content = archive.extractfile(member)
-                    labels[key] = int(content.read()) if content else -1
-    except (tarfile.TarError, ValueError, OSError) as error:
-        raise PolyNeXtError(
-            f"{shard} cannot be read as a shard ({error}): expected an uncompressed tar file of images and .cls labels."
-        ) from error
+    with (
+        reading(f"{shard} cannot be read as a shard: expected an uncompressed tar file of images and .cls labels."),
+        tarfile.open(shard, "r:") as archive,
+    ):
+        for member in archive:
+            key, _, suffix = member.name.rpartition(".")
+            if f".{suffix.lower()}" in IMAGE_SUFFIXES:
+                images[key] = (member.offset_data, member.size)
+            elif suffix == "cls":
+                content = archive.extractfile(member)
+                labels[key] = int(content.read(LONGEST_LABEL)) if content else -1
     alone = [key for key in images if key not in labels]
     if alone:
         raise PolyNeXtError(f"{shard} has images without a label: {', '.join(alone[:5])}; expected a .cls for each.")
@@ -61,10 +62,11 @@ def find_shards(root: Path, names: tuple[str, ...]) -> list[Path]:
     """The tar files of a split: those in timm's _info.json, in a folder of one of these names, or with it in theirs."""
     info = root / "_info.json"
     if info.is_file():
-        splits = json.loads(info.read_text())["splits"]
-        for name in names:
-            if name in splits:
-                return [root / file for file in splits[name]["filenames"]]
+        with reading(f"{info} cannot be read: expected the JSON file that timm writes for shards."):
+            splits = json.loads(info.read_bytes())["splits"]
+            found = next((splits[name]["filenames"] for name in names if name in splits), None)
+            if found is not None:
+                return [root / file for file in found]
     for name in names:
         shards = sorted((root / name).glob("*.tar")) or sorted(root.glob(f"*{name}*.tar"))
         if shards:

@@ -18,7 +18,7 @@ from polynext.errors import PolyNeXtError, preview, require_at_least
 from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
 from polynext.evaluation.scores import ALEXNET_ERRORS, Scores, mean_corruption_error, score
 from polynext.evaluation.sets import ALL_NAMES, IMAGENETS, corrupted_folder, open_corrupted, open_set
-from polynext.files import write_atomically
+from polynext.files import read_json, write_atomically
 from polynext.paper import figure_of, published_figure
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def evaluate_corrupted(
     done: dict[str, dict[str, Any]] = {}
     task_of = {key: about[key] for key in ("model", "weights", "data", "root")}
     if partial is not None and partial.is_file():
-        kept = json.loads(partial.read_text())
-        done = kept["done"] if kept["of"] == task_of else {}
+        kept = read_json(partial)
+        done = kept["done"] if kept.get("of") == task_of else {}
     tasks = [(c, s) for c in CORRUPTIONS for s in SEVERITIES]
     if name == "imagenet-c":
         for task in tasks:  # a missing folder should be reported at once

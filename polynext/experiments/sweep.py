@@ -28,7 +28,7 @@ from polynext.config import TrainConfig
 from polynext.data import DataConfig, load_examples
 from polynext.errors import PolyNeXtError
 from polynext.experiments.report import Report
-from polynext.files import write_atomically
+from polynext.files import read_json, write_atomically
 from polynext.schema import Config, NonNegativeInt, validate
 from polynext.threads import cores, idle_threads_give_way
 from polynext.training.classification import train
@@ -54,7 +54,7 @@ class Trial:
     def result(self, out: Path) -> dict[str, Any] | None:
         """The run's result; None if it has not ended."""
         file = self.folder(out) / "result.json"
-        return json.loads(file.read_text()) if file.is_file() else None
+        return read_json(file) if file.is_file() else None
 
     def finished(self, out: Path) -> bool:
         """Whether the run ended without an error."""

@@ -1,7 +1,6 @@
 """Weights in files: reading them and their metadata, and loading them strictly."""
 
 import json
-import pickle
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError, preview
+from polynext.files import reading
 from polynext.models.polynext import CONFIGS
 from polynext.models.published import PUBLISHED, StateDict, check_same_entries, is_published, rename_published
 
@@ -76,14 +76,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise PolyNeXtError(f"there is no file {path}: give the path of a .safetensors or .pt checkpoint.")
-    try:
+    with reading(
+        f"{path} cannot be read as a checkpoint: it is truncated or has another format. Download or save it again."
+    ):
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise PolyNeXtError(
-            f"{path} cannot be read as a checkpoint: it is truncated or has another format. Download or save it again."
-        ) from error
     if not isinstance(checkpoint, dict):
         raise PolyNeXtError(f"{path} contains a {type(checkpoint).__name__}: expected a state dict.")
     return checkpoint
@@ -142,4 +140,10 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 
 def stored_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
     """The names of the classes in a file's metadata, if it has them."""
-    return tuple(json.loads(metadata["classes"])) if "classes" in metadata else None
+    if "classes" not in metadata:
+        return None
+    with reading("the metadata of the weights has damaged class names: expected a JSON list of strings."):
+        names = json.loads(metadata["classes"])
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(names)
+        return tuple(names)

@@ -162,7 +162,10 @@ def without_unit_axes(name: str, value: Tensor) -> Tensor:
 
 
 def check_same_entries(given: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
-    """Raises an error that lists the differences unless both have the same names and shapes."""
+    """Raises an error that lists the differences unless both have the same names, shapes and kinds of numbers.
+
+    Numbers must be finite.
+    """
     problems = []
     if missing := sorted(expected.keys() - given.keys()):
         problems.append(f"missing {preview(missing)}")
@@ -175,11 +178,23 @@ def check_same_entries(given: Mapping[str, Tensor], expected: Mapping[str, Tenso
     ]
     if misshapen:
         problems.append(f"misshapen {preview(misshapen)}")
+    if other_kind := [
+        f"{key} {given[key].dtype} instead of {expected[key].dtype}"
+        for key in sorted(expected.keys() & given.keys())
+        if given[key].is_floating_point() != expected[key].is_floating_point()
+    ]:
+        problems.append(f"of another type {preview(other_kind)}")
+    if unusable := [key for key in sorted(given) if not is_finite(given[key])]:
+        problems.append(f"not finite {preview(unusable)}")
     if problems:
         raise PolyNeXtError(
             f"the weights do not fit {what}: {'; '.join(problems)}; "
             "load them into the model they were made for, with its classes, channels and image size."
         )
+
+
+def is_finite(values: Tensor) -> bool:
+    return values.is_meta or not values.is_floating_point() or bool(values.float().isfinite().all())
 
 
 def adapt_checkpoint(checkpoint: Mapping[str, Any], model: nn.Module) -> StateDict:

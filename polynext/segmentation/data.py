@@ -3,12 +3,12 @@
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Literal
-from zipfile import BadZipFile
 
 import numpy as np
 from PIL import Image
 
 from polynext.errors import PolyNeXtError
+from polynext.files import reading
 from polynext.preprocessing import IMAGE_SUFFIXES, open_picture, opened, upright
 from polynext.segmentation.classes import ADE20K, CAMVID
 from polynext.segmentation.config import SegmentationDataConfig
@@ -42,8 +42,8 @@ class Pairs(ABC):
     def __getitem__(self, index: int) -> tuple[Image.Image, np.ndarray]:
         image, stored = self.read(index)
         where = self.name(index)
-        if stored.ndim != 2:
-            raise PolyNeXtError(f"{where} is a mask with colours: give one label for each pixel instead of RGB.")
+        if stored.ndim != 2 or stored.dtype.kind not in "iub":
+            raise PolyNeXtError(f"{where} is a mask with colours: give one integer for each pixel instead of RGB.")
         if stored.shape != (image.height, image.width):
             sizes = f"{stored.shape[1]}x{stored.shape[0]} pixels and its image {image.width}x{image.height}"
             raise PolyNeXtError(f"{where} has {sizes}: they must be the same.")
@@ -81,11 +81,8 @@ class FilePairs(Pairs):
 
     def read(self, index: int) -> tuple[Image.Image, np.ndarray]:
         image, mask = self.files[index]
-        try:
-            with opened(mask) as file:
-                labels = np.array(upright(file))
-        except Exception as error:  # as in `open_picture`
-            raise PolyNeXtError(f"{mask} cannot be read as an image: repair or remove it.") from error
+        with reading(f"{mask} cannot be read as an image: repair or remove it."), opened(mask) as file:
+            labels = np.array(upright(file))
         return open_picture(image), labels
 
 
@@ -94,10 +91,11 @@ class ArrayPairs(Pairs):
 
     def __init__(self, images: np.ndarray, masks: np.ndarray, classes: tuple[str, ...], source: str, **labels: int):
         super().__init__(classes, **labels)
-        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(masks):
+        fits = images.ndim == 4 and images.shape[3] == 3 and images.shape[:3] == masks.shape and images.size
+        if not fits or images.dtype != np.uint8 or masks.dtype.kind not in "iu":
             raise PolyNeXtError(
-                f"{source} has images {images.dtype} {images.shape} for {len(masks)} masks: "
-                "expected uint8 (N, H, W, 3) and a mask for each."
+                f"{source} has images {images.dtype} {images.shape} and masks {masks.dtype} {masks.shape}: "
+                "expected uint8 (N, H, W, 3) and integers (N, H, W)."
             )
         self.images, self.masks, self.source = images, masks, source
 
@@ -143,13 +141,12 @@ def load_ade20k(root: Path, split: Split) -> Pairs:
 
 
 def load_camvid_arrays(path: Path, split: Split) -> Pairs:
-    try:
-        with path.open("rb") as file, np.load(file) as data:  # numpy leaves a broken file open
-            images, masks = data[f"{split}_x"], data[f"{split}_y"]
-    except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
-        raise PolyNeXtError(
-            f"{path} cannot be read: give an .npz file with train_x, train_y, val_x and val_y."
-        ) from error
+    with (
+        reading(f"{path} cannot be read: give an .npz file with train_x, train_y, val_x and val_y."),
+        path.open("rb") as file,  # numpy leaves a broken file open
+        np.load(file) as data,
+    ):
+        images, masks = data[f"{split}_x"], data[f"{split}_y"]
     return ArrayPairs(images, masks, CAMVID, str(path), void=len(CAMVID))
 
 
@@ -157,7 +154,8 @@ def folder_classes(root: Path) -> tuple[str, ...]:
     file = root / "classes.txt"
     if not file.is_file():
         raise PolyNeXtError(f"{root} has no classes.txt: write one class name on each line, from label 0 on.")
-    names = tuple(line.strip() for line in file.read_text().splitlines() if line.strip())
+    with reading(f"{file} cannot be read: write one class name on each line, in UTF-8."):
+        names = tuple(line.strip() for line in file.read_text().splitlines() if line.strip())
     if not 0 < len(names) <= IGNORED:
         raise PolyNeXtError(f"{file} has {len(names)} classes: give 1 to {IGNORED}, one on each line.")
     return names

@@ -30,11 +30,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import yaml
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from polynext.files import lock_folder, write_atomically
+from polynext.files import lock_folder, reading, write_atomically
 
 STATES_KEPT = 2
 STATE_NAME = re.compile(r"\d{9}-([0-9a-f]{16})\.pt")
@@ -137,12 +136,6 @@ class RunFolder:
         """A checksum of the metrics up to a step."""
         return checksum(as_lines(record for record in self.records() if record["step"] <= step))
 
-    def finished(self) -> bool:
-        """Whether the last epoch of the run is complete."""
-        epochs = [record["epoch"] for record in self.records() if "epoch" in record]
-        config = self.path / "config.yaml"
-        return bool(epochs) and config.is_file() and max(epochs) + 1 == yaml.safe_load(config.read_text())["epochs"]
-
     def forget_after(self, step: int, expected: str | None = None) -> None:
         """Removes the metrics of steps that a resumed run repeats.
 
@@ -167,7 +160,8 @@ def set_aside(path: Path, consequence: str = "") -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    with reading(f"{path} cannot be read as a state: rename it, and the state before it is used."):
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def read_record(line: str) -> dict[str, Any] | None:

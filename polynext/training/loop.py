@@ -279,7 +279,7 @@ class TrainingLoop:
         )
 
     def restore(self, state: dict[str, Any]) -> None:
-        if state.get("version") != STATE_VERSION:
+        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
             raise PolyNeXtError(
                 f"the run in {self.folder.path} was saved by another version of polynext: resume it with that version, "
                 "or start a new run from its weights with `model.initial_weights`."
@@ -299,7 +299,7 @@ class TrainingLoop:
             restore_optimizer(self.optimizer, state["optimizer"])
         except PolyNeXtError:
             raise
-        except (RuntimeError, ValueError) as error:
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise PolyNeXtError(
                 f"the run in {self.folder.path} is of another network: keep --model unchanged."
             ) from error

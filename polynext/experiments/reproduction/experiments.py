@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from polynext.errors import PolyNeXtError
-from polynext.files import write_atomically
+from polynext.files import read_json, write_atomically
 from polynext.memory import keep_freed_memory
 from polynext.threads import idle_threads_give_way
 
@@ -66,7 +66,7 @@ class Results:
     def read(self, experiment: Experiment) -> dict[str, Any] | None:
         """The result of an experiment; None if there is none of the same call."""
         file = self.file(experiment)
-        result = json.loads(file.read_text()) if file.is_file() else {}
+        result = read_json(file) if file.is_file() else {}
         return result if result.get("call") == experiment.call else None
 
     def find_hub(self) -> bool:

@@ -15,7 +15,7 @@ from polynext import paper
 from polynext.errors import PolyNeXtError
 from polynext.experiments.speed.candidates import Candidate, Setting
 from polynext.experiments.speed.timing import Measurement, Progress, Timing, measure, no_progress
-from polynext.files import write_atomically
+from polynext.files import read_json, write_atomically
 
 REFERENCE = "ConvFormer-S18"
 
@@ -78,7 +78,7 @@ def read_parts(path: Path, settings: dict[str, Any]) -> list[Part]:
     """The parts that a file has. Raises if they were measured with other settings."""
     if not path.exists():
         return []
-    record = json.loads(path.read_text())
+    record = read_json(path)
     different = [key for key, value in record["setting"].items() if key != "command" and settings.get(key) != value]
     if different or "parts" not in record:
         raise PolyNeXtError(
