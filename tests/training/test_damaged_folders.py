@@ -165,7 +165,7 @@ def test_a_damaged_run_is_resumed_or_refused(interrupted: Path, whole: Path, cho
 
 
 @pytest.mark.slow
-@settings(max_examples=300, **OPTIONS)
+@settings(max_examples=200, **OPTIONS)
 @given(chosen=damages, by_command=st.booleans())
 def test_many_damaged_runs_are_resumed_or_refused(
     interrupted: Path, whole: Path, chosen: Any, by_command: bool

@@ -466,11 +466,9 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(tmp_path, model: st
 @pytest.mark.parametrize(("model", "least"), [("cpolynext_nano", 98.0), ("cpolynext_nano_bn", 97.0)])
 def test_digits_are_learned(tmp_path, model: str, least: float) -> None:
     config = recipe("digits")
-    start = time.monotonic()
     train(dataclasses.replace(config, model=ModelConfig(name=model)), tmp_path / "run", quiet=True)
     records = [r for r in RunFolder(tmp_path / "run").records() if "test_accuracy" in r]
     assert max(r["ema_test_accuracy"] for r in records if "ema_test_accuracy" in r) >= least
-    assert time.monotonic() - start < 180
 
 
 def test_one_enormous_loss_leaves_the_others_readable() -> None:
