@@ -142,11 +142,14 @@ class RunFolder:
         If what remains does not have the expected checksum, the original file is kept beside it.
         """
         path = self.path / "metrics.jsonl"
-        if expected is not None and expected != self.metrics_checksum(step):
-            if path.exists():
-                write_atomically(damaged_name(path), path.read_bytes())
+        lost = expected is not None and expected != self.metrics_checksum(step)
+        if lost:
             warnings.warn(f"{path} lacks metrics up to step {step}, or has others than were saved.", stacklevel=2)
-        write_atomically(path, as_lines(record for record in self.records() if record["step"] <= step))
+        if path.exists():
+            kept = as_lines(record for record in self.records() if record["step"] <= step)
+            if lost:
+                write_atomically(damaged_name(path), path.read_bytes())
+            write_atomically(path, kept)
 
 
 def damaged_name(path: Path) -> Path:
