@@ -44,7 +44,7 @@ CASES = {
 }
 
 
-def picture(width: int, height: int, lines: bool) -> Image.Image:
+def picture(width: int, height: int, lines: bool = False) -> Image.Image:
     """Noise with edges, so that every rounding matters; for drawings on black."""
     pixels = np.random.default_rng(width * height).integers(0, 256, size=(height, width, 3), dtype=np.uint8)
     pixels[height // 3 : height // 2] = 255
