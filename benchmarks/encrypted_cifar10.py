@@ -2,6 +2,7 @@
 
     python benchmarks/encrypted_cifar10.py
     python benchmarks/encrypted_cifar10.py --networks 64x4 --run
+    python benchmarks/encrypted_cifar10.py --networks 64x3-128x5@16 --clients python --memory 12288 --key-memory 4096
 
 A network's name gives its channels and stacks: 128x4 has 128 channels at 8x8 positions (patches of 4x4 pixels) and four
 stacks, 32x4@16 has 32 channels at 16x16 (patches of 2x2), and 32x2-64x2@16 has a second stage of 64 channels at 8x8.
@@ -33,7 +34,6 @@ from polynext.tables import table
 # The server's process imports this file too, and its memory is measured, so torch is imported inside functions.
 
 NETWORKS = ("64x4", "64x5", "64x6", "128x4", "128x5", "32x4@16", "32x6@16", "32x2-64x2@16")
-LIMITS = Limits(memory=8192 * MEBIBYTE, keys=1536 * MEBIBYTE, error=1e-2)
 
 
 def network(name: str) -> tuple[Any, Any]:
@@ -95,18 +95,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     parser.add_argument("--images", type=int, default=1, help="in one ciphertext")
+    parser.add_argument("--clients", choices=("any", "python"), default="any")
+    parser.add_argument("--ring-degree", type=int, help="by default the best one")
+    parser.add_argument("--memory", type=int, default=8192, help="megabytes")
+    parser.add_argument("--key-memory", type=int, default=1536, help="megabytes")
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     from polynext.circuit import lower
 
+    limits = Limits(
+        memory=options.memory * MEBIBYTE,
+        keys=options.key_memory * MEBIBYTE,
+        ring_degrees=(options.ring_degree,) if options.ring_degree else None,
+        error=1e-2,
+        clients=options.clients,
+    )
     rows = []
     for name in options.networks:
         model, images = network(name)
         circuit = lower(model)
         start = time.process_time()
-        plan = make_plan(circuit, images, options.images, LIMITS)
+        plan = make_plan(circuit, images, options.images, limits)
         planning = time.process_time() - start
         cost, parameters = plan.cost, plan.parameters
         planned = (

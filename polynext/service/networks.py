@@ -103,6 +103,7 @@ def load_networks(folders: Iterable[Path], allow_unencrypted: bool = False) -> d
             raise PolyNeXtError(
                 f"{folder} uses the {network.spec.backend} backend, which does not encrypt: prepare it with another."
             )
+        network.ring.require_engine()
         networks[network.name] = network
     if not networks:
         raise PolyNeXtError("there is no network to serve: give folders that `polynext encrypted prepare` wrote.")

@@ -18,6 +18,7 @@ from polynext.encrypted.runtime.levels import StepOutline
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
+from polynext.service import load_networks
 from tests.encrypted.conftest import SAME_EVERYWHERE, logits, promised
 
 
@@ -54,6 +55,15 @@ def test_files_go_from_client_to_server_and_back(
     server.answer_request(tmp_path / "request.enc", tmp_path / "answer.enc")
     result = client.read_answer(tmp_path / "answer.enc")
     assert np.abs(result - logits(trained, examples[:2])).max() < promised(hybrid_spec.cost)
+
+
+def test_a_service_without_the_extension_does_not_start(
+    hybrid_plan: Plan, hybrid_spec: ClientSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYNEXT_ENGINE", "seal")
+    save_server(hybrid_plan.program, hybrid_spec, tmp_path / "small")
+    with pytest.raises(PolyNeXtError, match=r"hybrid keys, and SEAL cannot.*install polynext-native.*`--clients any`"):
+        load_networks([tmp_path / "small"])
 
 
 def test_client_and_server_refuse_a_longer_modulus(hybrid_plan: Plan, hybrid_spec: ClientSpec, tmp_path: Path) -> None:

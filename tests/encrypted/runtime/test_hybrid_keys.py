@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polynext.encrypted.compiler.precision import NoisyEvaluator
 from polynext.encrypted.runtime.backends import get_backend, seal_files
 from polynext.encrypted.runtime.backends.protocol import CONJUGATION, EvaluationKeys, Part
 from polynext.encrypted.runtime.parameters import Parameters
@@ -274,15 +275,15 @@ def test_a_server_without_the_extension_refuses(small: SealKey, monkeypatch: pyt
     small.sendable_keys([1])
     small.encrypt(np.zeros(small.ring.parameters.slots))
     no_key: Any = None
-    with pytest.raises(PolyNeXtError, match=r"hybrid keys.*polynext-native is not installed: .*`--clients any`"):
+    with pytest.raises(PolyNeXtError, match=r"hybrid keys.*: install polynext-native .*`--clients any`"):
         small.ring.evaluator(EvaluationKeys(no_key, {}))
-    with pytest.raises(PolyNeXtError, match="polynext-native is not installed"):
+    with pytest.raises(PolyNeXtError, match="install polynext-native"):
         small.ring.load_evaluation_keys(Path("a"), {})
 
 
 def test_a_server_that_must_use_seal_refuses(small: SealKey, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYNEXT_ENGINE", "seal")
-    with pytest.raises(PolyNeXtError, match=r"hybrid keys.*POLYNEXT_ENGINE is seal"):
+    with pytest.raises(PolyNeXtError, match=r"hybrid keys.*do not set POLYNEXT_ENGINE to seal"):
         small.evaluation_keys([1])
 
 
@@ -292,5 +293,13 @@ def test_browsers_cannot_make_hybrid_keys(small: SealKey) -> None:
 
 @pytest.mark.slow
 def test_a_ring_of_65536_up_to_its_limit() -> None:
-    secret = secret_key(Parameters(2**16, (60,) * 29, 40, 20, 40, 40, special_primes=5))
+    """Correct at every level, with the predicted noise."""
+    parameters = Parameters(2**16, (60,) * 29, 40, 20, 40, 40, special_primes=5)
+    secret = secret_key(parameters)
     test_rotations_and_products_are_correct_at_every_level(secret)
+    evaluator = secret.ring.evaluator(secret.evaluation_keys([1]))
+    for level in (0, 20):
+        zero = evaluator.drop(secret.encrypt(np.zeros(parameters.slots)), level)
+        noise = decrypted(evaluator.rotate(zero, 1), secret)
+        predicted = NoisyEvaluator(parameters, (1,)).switching(level) * np.sqrt(parameters.slots)
+        np.testing.assert_allclose(noise.std(), predicted[0] / parameters.input_scale, rtol=0.1)

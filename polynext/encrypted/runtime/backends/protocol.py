@@ -219,6 +219,10 @@ class Ring(UploadHandling):
     def load_ciphertext(self, path: Path, level: int, scale: float) -> Ciphertext:
         """Refuses a ciphertext of another level, size or scale, and one that is not encrypted."""
 
+    def require_engine(self) -> None:
+        """Raises PolyNeXtError if this machine cannot compute with these parameters. Clients need no engine."""
+        return
+
     @abstractmethod
     def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> "Evaluator":
         """Computes with these keys. Libraries with threads use `threads` of them."""

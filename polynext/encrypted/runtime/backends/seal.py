@@ -134,8 +134,8 @@ class SealRing(Ring):
 
     def load_evaluation_keys(self, relinearisation: Path, rotations: Mapping[int, Path]) -> EvaluationKeys:
         """SEAL checks each key. The native extension then converts it, so that only one is in memory in both forms."""
+        self.require_engine()
         if self.parameters.hybrid_keys:
-            require_hybrid_engine()
             from polynext.encrypted.runtime.backends.native import load_hybrid_keys
 
             return load_hybrid_keys(self, relinearisation, rotations)
@@ -211,10 +211,13 @@ class SealRing(Ring):
         wanted = self.expected_ciphertext(self.parameters.depth, self.parameters.result_scale)
         seal_files.rewrite(source, target, wanted, (int(major), int(minor)))
 
-    def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> Evaluator:
+    def require_engine(self) -> None:
         if self.parameters.hybrid_keys:
             require_hybrid_engine()
-        elif evaluation_engine().name == "seal":
+
+    def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> Evaluator:
+        self.require_engine()
+        if evaluation_engine().name == "seal":
             return SealEvaluator(self, keys)
         from polynext.encrypted.runtime.backends.native import NativeEvaluator
 
@@ -324,14 +327,13 @@ def evaluation_engine() -> Engine:
 
 
 def require_hybrid_engine() -> None:
-    """Raises PolyNeXtError if this machine cannot compute with hybrid keys."""
-    if evaluation_engine().hybrid_keys:
-        return
-    problem = "POLYNEXT_ENGINE is seal" if find_spec("polynext_native") else "polynext-native is not installed"
-    raise PolyNeXtError(
-        f"this network was prepared with hybrid keys, which only the native evaluator computes with, and {problem}: "
-        "install or choose it, or prepare the network with `--clients any`."
-    )
+    """Raises PolyNeXtError if the engine of this machine cannot compute with hybrid keys."""
+    if not evaluation_engine().hybrid_keys:
+        raise PolyNeXtError(
+            "this network was prepared with hybrid keys, and SEAL cannot compute with them: install polynext-native "
+            "(pip install ./native in a checkout) and do not set POLYNEXT_ENGINE to seal, or prepare the network with "
+            "`--clients any`."
+        )
 
 
 def galois_element(steps: int, parameters: Parameters) -> int:
