@@ -14,6 +14,18 @@ namespace {
 constexpr std::size_t PADDING = 72;
 constexpr std::size_t TILE = 512;  // words of a row that stay in the first cache while several sums use them
 
+// Of an integer between -q and q.
+u64 short_residue(std::int64_t integer, u64 q) { return u64(integer) + (q & u64(integer >> 63)); }
+
+// Of an integer of any size: the 53 bits of a double, times a power of two.
+u64 residue(double integer, u64 q) {
+    int exponent;
+    const u64 mantissa = u64(std::ldexp(std::frexp(std::fabs(integer), &exponent), 53));
+    const u64 size = exponent < 53 ? (mantissa >> (53 - exponent)) % q
+                                   : multiply_mod(mantissa, power_mod(2, exponent - 53, q), q);
+    return integer < 0 && size ? q - size : size;
+}
+
 void copy(u64* out, const u64* in, std::size_t count) { std::memcpy(out, in, count * sizeof(u64)); }
 
 }  // namespace
@@ -41,22 +53,16 @@ Plaintext Evaluator::load_plaintext(const u64* words, int primes) const {
 
 Plaintext Evaluator::encode(const double* coefficients, int primes) const {
     const std::size_t n = ring_->n;
+    double largest = 0;
+    for (std::size_t k = 0; k < n; k++) largest = std::max(largest, std::fabs(coefficients[k]));
     Plaintext made{primes, Words(primes * n)};
     ring_->threads.loop(primes, [&](int i) {
-        const u64 q = ring_->prime(i).q;
         u64* row = made.words.data() + i * n;
-        for (std::size_t k = 0; k < n; k++) {
-            const double size = std::fabs(coefficients[k]);
-            u64 residue;
-            if (size < 0x1p62) {
-                residue = u64(size) % q;
-            } else {  // the 53 bits of a double, times a power of two
-                int exponent;
-                const u64 mantissa = u64(std::ldexp(std::frexp(size, &exponent), 53));
-                residue = multiply_mod(mantissa, power_mod(2, exponent - 53, q), q);
-            }
-            row[k] = coefficients[k] < 0 && residue ? q - residue : residue;
-        }
+        const u64 q = ring_->prime(i).q;
+        if (largest < double(q))
+            for (std::size_t k = 0; k < n; k++) row[k] = short_residue(std::int64_t(coefficients[k]), q);
+        else
+            for (std::size_t k = 0; k < n; k++) row[k] = residue(coefficients[k], q);
         ring_->kernels->forward(row, row, 0, ring_->prime(i));
         ring_->kernels->prepare(row, row, ring_->prime(i));
     });

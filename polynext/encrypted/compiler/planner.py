@@ -31,7 +31,7 @@ from polynext.encrypted.compiler.parameter_choice import (
 )
 from polynext.encrypted.compiler.precision import predict
 from polynext.encrypted.compiler.program_builder import build_program, choose_giant_steps
-from polynext.encrypted.compiler.rotations import choose_rotations
+from polynext.encrypted.compiler.rotations import RotationSeconds, choose_rotations
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Backend, Costs
 from polynext.encrypted.runtime.cost import MEBIBYTE, CostEstimate, estimate_cost, mebibytes
@@ -332,15 +332,9 @@ class Search:
             raise DoesNotFitError(str(error).rstrip(".")) from error
         if pack_complex:
             pack_complex_values(program)
-            choose_giant_steps(program)
         most_keys = int(self.limits.keys // parameters.key_bytes)
         costs = self.costs_with(parameters)
-
-        def rotation_seconds(level: int) -> float:
-            return costs(Counter({("rotate", parameters.primes_at(level)): 1}))
-
-        choose_rotations(program, most_keys, rotation_seconds, trial)
-        cost = estimate_cost(program, parameters, costs)
+        cost = cheapest_rotations(program, parameters, most_keys, costs, trial)
         room = self.limits.memory - cost.peak_bytes + trial * cost.key_bytes
         for step in program.steps:  # the plaintexts of the first steps have the most primes and are the largest
             if room < 0:
@@ -396,3 +390,28 @@ class Search:
             flips=found.flips,
         )
         return replace(plan, cost=cost)
+
+
+def cheapest_rotations(
+    program: Program, parameters: Parameters, most_keys: int, costs: Costs, trial: bool
+) -> CostEstimate:
+    """Chooses giant steps, keys and rotations; returns the cost.
+
+    If rotations of one value share work, more baby steps and fewer giant steps may be faster, if there are keys for
+    them. Both are tried, unless this is a trial, which has all keys.
+    """
+
+    def rotation_seconds(level: int) -> RotationSeconds:
+        primes = parameters.primes_at(level)
+        return RotationSeconds(*(costs(Counter({(name, primes): 1})) for name in ("rotate", "rotate_again")))
+
+    def chosen(again: float) -> CostEstimate:
+        choose_giant_steps(program, again)
+        choose_rotations(program, most_keys, rotation_seconds, trial)
+        return estimate_cost(program, parameters, costs)
+
+    first, again = rotation_seconds(program.depth // 2)
+    ratios = [again / first] if trial or again >= first else [again / first, 1.0]
+    found = [chosen(ratio) for ratio in ratios]
+    best = min(range(len(found)), key=lambda i: found[i].seconds)
+    return found[best] if ratios[best] == ratios[-1] else chosen(ratios[best])

@@ -154,21 +154,23 @@ def giant_steps(combination: LinearCombination, stride: Stride) -> set[int]:
     return {int(g) for _, d in combination.diagonals for g in stride.decompose(d.offsets, d.period)[0]}
 
 
-def choose_giant_steps(program: Program) -> None:
-    """Chooses for each step the stride with the fewest rotations, given the baby steps of earlier steps."""
+def choose_giant_steps(program: Program, again: float = 1.0) -> None:
+    """Chooses for each step the stride with the cheapest rotations, given the baby steps of earlier steps.
+
+    `again` is the cost of a further rotation of a value, relative to the first one. Baby steps rotate one value.
+    """
     made: dict[int, set[int]] = {}
     strides = [Stride(1 << i) for i in range(program.slots.bit_length())]
     for step in program.steps:
         if not step.combinations:
             continue
 
-        def rotations(stride: Stride, step: Step = step) -> tuple[int, int]:
+        def rotations(stride: Stride, step: Step = step) -> tuple[float, int]:
             giants = sum(len(giant_steps(combination, stride) - {0}) for combination in step.combinations)
-            wanted = wanted_babies(step, stride)
-            babies = sum(len(steps - made.get(source, {0})) for source, steps in wanted.items())
-            return giants + babies, babies
+            new = [len(steps - made.get(source, {0})) for source, steps in wanted_babies(step, stride).items()]
+            return giants + again * sum(new) + (1 - again) * sum(map(bool, new)), sum(new)
 
-        # With equal rotations, fewer baby steps are better: they take memory, and time to bring to another level.
+        # With equal costs, fewer baby steps are better: they take memory, and time to bring to another level.
         step.stride = min(reversed(strides), key=rotations)
         for source, wanted in wanted_babies(step, step.stride).items():
             made.setdefault(source, {0}).update(wanted)

@@ -1,12 +1,18 @@
 """Which rotation keys to make, and how to compute every rotation with them.
 
-A key has many megabytes, so there should be few. A rotation without a key of its own takes several steps.
+A key has many megabytes, so there should be few. A rotation without a key of its own takes several steps. Rotations of
+one value can share work (hoisting): with many keys all baby steps are rotations of the value itself, a star, and with
+few keys they are rotations of each other, a chain.
 """
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
 
 from polynext.encrypted.compiler.program_builder import giant_steps, wanted_babies
 from polynext.encrypted.runtime.backends.protocol import CONJUGATION
@@ -16,8 +22,17 @@ from polynext.encrypted.runtime.program import Program, RotationTree, Step, conj
 WORTH_A_KEY = 0.002
 # The longest sequence of keys that is tried for one rotation.
 LONGEST_PATH = 16
-# The number of frequent differences between rotations that are tried as keys.
+# The number of frequent differences between rotations that are tried as keys, and of baby steps where rotations of one
+# value share work.
 FREQUENT_DIFFERENCES = 24
+DIRECT_STEPS = 48
+
+
+class RotationSeconds(NamedTuple):
+    """The time of the first rotation of a value, and of each further one that is computed together with it."""
+
+    first: float
+    again: float
 
 
 @dataclass(frozen=True)
@@ -37,34 +52,37 @@ class RotationGoal:
     def tree(self, keys: Collection[int]) -> RotationTree | None:
         return rotation_tree(set(self.start), set(self.wanted), keys, self.period)
 
+    def seconds(self, tree: RotationTree, each: RotationSeconds) -> float:
+        """The time of all rotations of a tree. Giant steps and paths rotate each value once."""
+        firsts = sum(1 for _ in groupby(tree, key=itemgetter(1))) if self.kind == "babies" else len(tree)
+        return firsts * each.first + (len(tree) - firsts) * each.again
+
 
 def choose_rotations(
     program: Program,
     most_keys: int,
-    seconds: Callable[[int], float] = lambda level: 1.0,
+    seconds: Callable[[int], RotationSeconds] = lambda level: RotationSeconds(1.0, 1.0),
     trial: bool = False,
 ) -> None:
     """Sets the program's rotation keys, and the trees of baby and giant steps that use them.
 
-    `seconds` is the time of a rotation at a level. Starting from all useful keys, the key that saves least is removed
+    `seconds` is the time of rotations at a level. Starting from all useful keys, the key that saves least is removed
     as long as this costs little or there are too many. A `trial` has all of them.
     """
     goals = rotation_goals(program)
-    weights: dict[tuple[frozenset[int], frozenset[int], int], float] = {}
-    distinct: dict[tuple[frozenset[int], frozenset[int], int], RotationGoal] = {}
+    weights: dict[tuple[bool, frozenset[int], frozenset[int], int], RotationSeconds] = {}
+    distinct: dict[tuple[bool, frozenset[int], frozenset[int], int], RotationGoal] = {}
     for goal in goals:
-        what = (goal.start, goal.wanted, goal.period)
+        what = (goal.kind == "babies", goal.start, goal.wanted, goal.period)
         distinct[what] = goal
-        weights[what] = weights.get(what, 0.0) + seconds(program.steps[goal.step].level)
-    chosen = KeySet([(distinct[what], weight) for what, weight in weights.items()], useful_keys(goals, program.slots))
-    enough = WORTH_A_KEY * chosen.cost
+        each, so_far = seconds(program.steps[goal.step].level), weights.get(what, (0.0, 0.0))
+        weights[what] = RotationSeconds(each.first + so_far[0], each.again + so_far[1])
+    shares_work = any(each.again < each.first for each in weights.values())
+    keys = useful_keys(goals, program.slots, DIRECT_STEPS if shares_work else 0)
+    chosen = KeySet([(distinct[what], weight) for what, weight in weights.items()], keys)
     conjugation = {CONJUGATION} if conjugates(program) else set()
-    most_keys -= len(conjugation)
-    while chosen.keys and not trial:
-        more, key = min((chosen.cost_of_removing(key), key) for key in chosen.keys)
-        if math.isinf(more) or (more > enough and len(chosen.keys) <= most_keys):
-            break
-        chosen.remove(key)
+    if not trial:
+        chosen.reduce(most_keys - len(conjugation), WORTH_A_KEY * chosen.cost)
     program.rotations = tuple(sorted(chosen.keys | conjugation))
     for step in program.steps:
         step.babies, step.paths, step.giants = {}, {}, [[] for _ in step.combinations]
@@ -82,9 +100,9 @@ def choose_rotations(
 
 @dataclass(eq=False)
 class KeySet:
-    """Rotation keys, and the tree of each goal with them. Goals are weighted by the seconds of a rotation."""
+    """Rotation keys, and the tree of each goal with them. Goals have the seconds of their rotations."""
 
-    goals: list[tuple[RotationGoal, float]]
+    goals: list[tuple[RotationGoal, RotationSeconds]]
     keys: set[int]
     trees: list[RotationTree] = field(default_factory=list)
 
@@ -96,7 +114,24 @@ class KeySet:
 
     @property
     def cost(self) -> float:
-        return sum(weight * len(tree) for (_, weight), tree in zip(self.goals, self.trees, strict=True))
+        return sum(goal.seconds(tree, each) for (goal, each), tree in zip(self.goals, self.trees, strict=True))
+
+    def reduce(self, most: int, enough: float) -> None:
+        """Removes keys, the one that saves least first, while there are more than `most` or it saves at most `enough`.
+
+        A key saves more the fewer others there are, so that an earlier estimate is a lower bound.
+        """
+        estimates = [(self.cost_of_removing(key), key) for key in self.keys]
+        heapq.heapify(estimates)
+        while estimates:
+            _, key = heapq.heappop(estimates)
+            more = self.cost_of_removing(key)
+            if estimates and more > estimates[0][0]:
+                heapq.heappush(estimates, (more, key))
+            elif math.isinf(more) or (more > enough and len(self.keys) <= most):
+                break
+            else:
+                self.remove(key)
 
     def users(self, key: int) -> list[int]:
         return [i for i, tree in enumerate(self.trees) if any(by == key for _, _, by in tree)]
@@ -106,11 +141,11 @@ class KeySet:
         total = 0.0
         rest = sorted(self.keys - {key})
         for i in self.users(key):
-            goal, weight = self.goals[i]
+            goal, each = self.goals[i]
             tree = goal.tree(rest)
             if tree is None:
                 return math.inf
-            total += weight * (len(tree) - len(self.trees[i]))
+            total += goal.seconds(tree, each) - goal.seconds(self.trees[i], each)
         return total
 
     def remove(self, key: int) -> None:
@@ -147,11 +182,20 @@ def path_rotations(step: Step) -> set[int]:
     return ({step.pair} if step.pair else set()) | {bit for each in step.combinations for bit in each.summed_bits}
 
 
-def useful_keys(goals: list[RotationGoal], slots: int) -> set[int]:
-    """Powers of two in both directions, which reach every rotation, and the most frequent differences."""
+def useful_keys(goals: list[RotationGoal], slots: int, direct: int) -> set[int]:
+    """Powers of two in both directions, which reach every rotation, the most frequent differences, and the `direct`
+    most frequent baby steps."""
     reach = max((min(by, goal.period - by) for goal in goals for by in goal.wanted), default=0)
     powers = [1 << i for i in range(reach.bit_length())]
-    return {step % slots for power in powers for step in (power, -power)} | {d % slots for d in differences(goals)}
+    return {step % slots for power in powers for step in (power, -power)} | {
+        step % slots for step in [*differences(goals), *frequent_babies(goals, direct)]
+    }
+
+
+def frequent_babies(goals: list[RotationGoal], count: int) -> list[int]:
+    wanted = [(by, goal.period) for goal in goals if goal.kind == "babies" for by in goal.wanted if by]
+    babies = Counter(by if 2 * by <= period else by - period for by, period in wanted)
+    return sorted(babies, key=lambda by: (-babies[by], abs(by)))[:count]
 
 
 def differences(goals: list[RotationGoal]) -> list[int]:
@@ -168,19 +212,30 @@ def differences(goals: list[RotationGoal]) -> list[int]:
 
 def rotation_tree(start: set[int], wanted: set[int], keys: Collection[int], period: int) -> RotationTree | None:
     """Computes the wanted rotations from those at the start, with one key each where possible; None if one cannot be
-    reached."""
-    reached, missing = set(start), sorted(wanted - start, key=lambda by: min(by, period - by))
+    reached.
+
+    Breadth first: from each rotation all others that it reaches, which are then next to each other in the tree.
+    """
+    reached, missing = set(start), wanted - start
+    starts = sorted(start, key=lambda by: min(by, period - by))
     tree: RotationTree = []
     while missing:
-        near = ((by, (by - key) % period, key) for by in missing for key in keys if (by - key) % period in reached)
-        found = next(near, None)
-        path = [found] if found else shortest_path(reached, set(missing), keys, period)
-        if path is None:
-            return None
-        for step in path:
-            tree.append(step)
-            reached.add(step[0])
-        missing = [by for by in missing if by not in reached]
+        for place in starts:  # which grows
+            for key in keys:
+                new = (place + key) % period
+                if new in missing:
+                    tree.append((new, place, key))
+                    missing.remove(new)
+                    starts.append(new)
+        reached.update(starts)
+        if missing:
+            path = shortest_path(reached, missing, keys, period)
+            if path is None:
+                return None
+            tree += path
+            starts = [new for new, _, _ in path]
+            reached.update(starts)
+            missing = missing - reached
     return tree
 
 

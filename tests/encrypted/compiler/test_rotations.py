@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from polynext.encrypted import Plan
 from polynext.encrypted.compiler.program_builder import build_program
-from polynext.encrypted.compiler.rotations import choose_rotations, rotation_tree
+from polynext.encrypted.compiler.rotations import RotationGoal, RotationSeconds, choose_rotations, rotation_tree
 from polynext.encrypted.runtime.cost import estimate_cost
 from tests.encrypted.conftest import SAME_EVERYWHERE
 
@@ -21,6 +21,29 @@ def test_rotations_are_reached_with_the_given_keys(want: set[int], more: set[int
         reached.add(new)
     assert want <= reached
     assert rotation_tree({0}, want | {1}, {2, 32}, 64) is None
+
+
+def test_rotations_of_one_value_are_computed_together() -> None:
+    """A star with a key for each baby step, which are all rotations of one value, and a chain with one key."""
+    each = RotationSeconds(first=10.0, again=1.0)
+    goal = RotationGoal(0, "babies", 0, frozenset({0}), frozenset(range(1, 6)), 64)
+    star, chain = goal.tree(range(1, 6)), goal.tree([1])
+    assert star is not None and {start for _, start, _ in star} == {0}
+    assert chain is not None and [start for _, start, _ in chain] == [0, 1, 2, 3, 4]
+    assert goal.seconds(star, each) == 14.0 and goal.seconds(chain, each) == 50.0
+    giants = RotationGoal(0, "giants", 0, frozenset({0}), frozenset(range(1, 6)), 64)
+    assert giants.seconds(star, each) == 50.0  # each giant step rotates another sum
+
+
+def test_cheap_further_rotations_are_worth_more_keys(plan: Plan) -> None:
+    found = []
+    for again in (1.0, 0.1):
+        program = build_program(plan.circuit, plan.program.slots, plan.images)
+        choose_rotations(program, 40, lambda level, again=again: RotationSeconds(1.0, again))
+        babies = [tree for step in program.steps for tree in step.babies.values()]
+        starts = sum(len({start for _, start, _ in tree}) for tree in babies)
+        found.append((len(program.rotations), -starts))
+    assert found[1] >= found[0]
 
 
 def test_fewer_keys_need_more_rotations(plan: Plan) -> None:

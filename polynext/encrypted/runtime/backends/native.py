@@ -88,20 +88,29 @@ class NativeEvaluator(Evaluator):
         return self.native.load(seal_words(value.body).reshape(shape))
 
     @cached_property
-    def slot_places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """How slots become coefficients: the places of slots and their conjugates among the values of a polynomial
-        at all odd powers of zeta = exp(i pi / n), and the factors that follow an FFT of these values. Slot j is the
-        value at zeta^(3^j)."""
+    def slot_order(self) -> tuple[np.ndarray, np.ndarray]:
+        """How slots become coefficients. The slots in the order of an FFT, and the factors that follow it.
+
+        Slot j is the value of the polynomial at zeta^(3^j), with zeta = exp(i pi / n), and its conjugate the value at
+        zeta^(-3^j). One of the two exponents is 4 t + 1 for some t. With zeta^(n / 2) = i, coefficients c satisfy
+
+            value at zeta^(4 t + 1) = sum over k < n / 2 of (c[k] + i c[k + n / 2]) zeta^k exp(2 pi i k t / (n / 2))
+
+        A place below n / 2 is a slot, any other one the conjugate of slot `place - n / 2`.
+        """
         n = self.parameters.ring_degree
         powers = np.array([pow(3, j, 2 * n) for j in range(n // 2)])
-        return (powers - 1) // 2, (2 * n - powers - 1) // 2, np.exp(-1j * np.pi * np.arange(n) / n) / n
+        order = np.empty(n // 2, dtype=np.intp)
+        conjugated = powers % 4 == 3
+        order[np.where(conjugated, 2 * n - powers - 1, powers - 1) // 4] = np.arange(n // 2) + conjugated * (n // 2)
+        return order, np.exp(-1j * np.pi * np.arange(n // 2) / n) / (n // 2)
 
     def encode(self, values: Array | None, level: int, scale: float) -> NativePlaintext | None:
         assert values is not None
-        places, conjugates, factors = self.slot_places
-        at_powers = np.empty(self.parameters.ring_degree, dtype=np.complex128)
-        at_powers[places], at_powers[conjugates] = values, np.conj(values)
-        coefficients = np.rint((np.fft.fft(at_powers) * factors).real * scale)
+        order, factors = self.slot_order
+        ordered = np.concatenate([values, np.conj(values)])[order]
+        halves = np.fft.fft(ordered) * (factors * scale)
+        coefficients = np.rint(np.concatenate([halves.real, halves.imag]))
         if not coefficients.any():
             return None
         return NativePlaintext(self.native.encode(coefficients, self.parameters.primes_at(level)), scale)
