@@ -46,7 +46,7 @@ THIRD_PARTY = {
     "nn": {"torch"},
     "models": {"torch", "timm", "safetensors"},
     "encrypted.runtime": {"numpy", "polynext_native", "platformdirs", "tenseal", "zstandard"},
-    "encrypted": {"numpy", "platformdirs", "httpx", "PIL", "lazy_loader"},
+    "encrypted": {"numpy", "platformdirs", "httpx", "PIL", "lazy_loader", "annotated_types", "filelock", "pydantic"},
 }
 # timm asks a model for a method that changes how it runs: the one import against the direction, inside that method.
 EXCEPTIONS = {"models/backbone.py": {"acceleration"}}

@@ -10,11 +10,10 @@ import numpy as np
 from polynext.arrays import Array
 from polynext.encrypted.client_spec import ClientSpec
 from polynext.encrypted.files import check_fits, header_for, numbered, read_header, unpacked, write_parts
+from polynext.encrypted.key_folder import CLIENT_SPEC, EVALUATION, SECRET, locked, new_keys
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, Part, SecretKey
 from polynext.errors import PolyNeXtError
-
-SECRET, CLIENT_SPEC, EVALUATION = "secret.key", "client_spec.json", "evaluation.keys"
 
 
 class OutOfRangeError(PolyNeXtError):
@@ -52,19 +51,36 @@ class Client:
 
     @classmethod
     def keygen(cls, spec: ClientSpec, folder: Path, allow_unencrypted: bool = False) -> "Client":
-        """Make new keys. The secret key stays in the folder; the evaluation keys are for the server."""
-        if (folder / SECRET).exists():
-            raise PolyNeXtError(f"{folder} already has a secret key: choose another folder, or delete the key.")
+        """Make new keys. The secret key stays in the folder; the evaluation keys are for the server.
+
+        An interrupted `keygen` leaves no keys, and can be repeated.
+        """
+        with locked(folder):
+            if (folder / SECRET).exists():
+                raise PolyNeXtError(f"{folder} already has a secret key: choose another folder, or delete the key.")
+            return cls.make(spec, folder, allow_unencrypted)
+
+    @classmethod
+    def load_or_keygen(cls, spec: ClientSpec, folder: Path, allow_unencrypted: bool = False) -> "Client":
+        """Load the keys in a folder, or make them. Several processes may do this at the same time."""
+        with locked(folder):
+            if (folder / SECRET).exists():
+                return cls.load(folder, allow_unencrypted)
+            return cls.make(spec, folder, allow_unencrypted)
+
+    @classmethod
+    def make(cls, spec: ClientSpec, folder: Path, allow_unencrypted: bool) -> "Client":
+        """Make new keys in a folder whose lock the caller holds."""
         ring = get_backend(spec.backend).ring(spec.parameters)
         client = cls(spec, ring.generate_key(), secrets.token_hex(8), allow_unencrypted)
         header = header_for(spec, client.key)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_parts(folder / SECRET, "secret", header, {"secret": client.secret}, mode=0o600)
-        spec.save(folder / CLIENT_SPEC)
         keys = client.secret.sendable_keys(spec.rotations)
         relinearisation, *rotations = Part.keys(spec.rotations)
         parts = {relinearisation.name: keys.relinearisation, **{p.name: keys.rotations[p.step] for p in rotations}}
-        write_parts(folder / EVALUATION, "evaluation", header, parts)
+        with new_keys(folder) as new:
+            write_parts(new / SECRET, "secret", header, {"secret": client.secret}, mode=0o600)
+            write_parts(new / EVALUATION, "evaluation", header, parts)
+            spec.save(new / CLIENT_SPEC)
         return client
 
     @classmethod
@@ -73,6 +89,8 @@ class Client:
         spec = ClientSpec.load(folder / CLIENT_SPEC)
         header = read_header(folder / SECRET, "secret")
         check_fits(folder / SECRET, header, spec)
+        if (folder / EVALUATION).exists():  # it may have been moved to the server
+            check_fits(folder / EVALUATION, read_header(folder / EVALUATION, "evaluation"), spec, header["key"])
         ring = get_backend(spec.backend).ring(spec.parameters)
         with unpacked(folder / SECRET, ["secret"]) as parts:
             return cls(spec, ring.load_key(parts["secret"]), header["key"], allow_unencrypted)
@@ -83,6 +101,8 @@ class Client:
         if images.shape[1:] != self.spec.image_shape:
             given, expected = ("x".join(map(str, s)) for s in (images.shape[1:], self.spec.image_shape))
             raise PolyNeXtError(f"the images are {given}, and the network takes {expected}: resize or convert them.")
+        if not np.isfinite(images).all():
+            raise PolyNeXtError("the images have values that are not finite numbers: normalise them.")
         size = self.spec.images
         return [self.secret.encrypt(self.spec.pack(images[i : i + size])) for i in range(0, len(images), size)]
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from polynext.encrypted.runtime.layout import Layout, same_slots
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
 from polynext.encrypted.runtime.program_file import as_json
+from polynext.encrypted.spec_limits import check_layout, check_parameters, check_table
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
 
@@ -100,22 +102,25 @@ class ClientSpec:
 
     @classmethod
     def from_json(cls, table: Any) -> "ClientSpec":
-        """The inverse of `to_json`. Other fields are ignored."""
+        """The inverse of `to_json`. Other fields are ignored. Raises ValueError for anything beyond the limits."""
         try:
             if (table["format"], table["version"]) != (FORMAT, VERSION):
-                raise ValueError(f"version {table['version']}")
+                raise ValueError(f"version {str(table['version'])[:20]}")
+            check_table(table)
             given = {field.name: table[field.name] for field in fields(cls)}
             made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-            made["parameters"] = Parameters.from_json(table["parameters"])
+            made["parameters"] = parameters = Parameters.from_json(table["parameters"])
             made["preprocessing"] = Preprocessing.from_json(table["preprocessing"])
             made["cost"] = CostEstimate(**table["cost"])
-            for name in ("image_layout", "result_layout"):
+            check_parameters(parameters, made["rotations"])
+            shapes = {"image_layout": math.prod(made["image_shape"]), "result_layout": len(made["classes"])}
+            for name, entries in shapes.items():
                 made[name] = Layout.from_json(table[name])
-                order = made[name].order
-                if order is not None and order.max() >= np.prod(made["image_shape"]):
-                    raise ValueError("its layout has more pixels than an image")
-                if made[name].slots != made["parameters"].slots:
-                    raise ValueError("its layouts have another ring degree")
+                check_layout(made[name], parameters, entries)
+            if made["image_layout"].images != made["result_layout"].images:
+                raise ValueError("its layouts have different numbers of images")
+            if made["image_shape"] != made["preprocessing"].input_size:
+                raise ValueError("its preprocessing makes images of another shape")
             return cls(**made)
         except (KeyError, TypeError, RecursionError, AttributeError) as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(str(error)[:200]) from error

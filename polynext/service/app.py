@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polynext import __version__
+from polynext.encrypted.messages import Manifest, ManifestPart
 from polynext.service import routes
 from polynext.service.log import log_event, logger
 from polynext.service.refusal import Refusal
-from polynext.service.schemas import Manifest, ManifestPart
 from polynext.service.service import Service
 from polynext.service.settings import Tokens
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from polynext.encrypted.client_spec import ClientSpec
+from polynext.encrypted.messages import NetworkSummary
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Part, Ring
 from polynext.encrypted.server import SAMPLES, load_client_spec
 from polynext.errors import PolyNeXtError
-from polynext.service.schemas import NetworkSummary
 
 CIPHERTEXT = Part("ciphertext")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -9,19 +9,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 
 from polynext import __version__
+from polynext.encrypted.messages import Id, JobState, KeysState, Manifest, Name, NetworkSummary, PartState
 from polynext.service.reference import reference_page
 from polynext.service.refusal import Refusal
-from polynext.service.schemas import (
-    Id,
-    JobState,
-    KeysState,
-    Manifest,
-    Name,
-    NetworkSummary,
-    PartState,
-    ServiceInfo,
-    errors,
-)
+from polynext.service.schemas import ServiceInfo, errors
 from polynext.service.service import Service
 from polynext.service.settings import Caller, Tokens
 

@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from polynext.encrypted.messages import JobState, KeysState, Manifest, ManifestPart, PartState
 from polynext.errors import PolyNeXtError
 from polynext.service.inference import Assignment
 from polynext.service.log import Metrics, log_event, logger
 from polynext.service.networks import CIPHERTEXT, ServedNetwork
 from polynext.service.refusal import Refusal
-from polynext.service.schemas import JobState, KeysState, Manifest, ManifestPart, PartState
 from polynext.service.settings import Caller, Settings
 from polynext.service.store import ENDED, Job, KeySet, State, Store, save_durably
 from polynext.service.workers import WorkerDied, Workers

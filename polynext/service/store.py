@@ -23,10 +23,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from polynext.encrypted.messages import Manifest, ManifestPart
 from polynext.errors import PolyNeXtError
 from polynext.files import lock_folder
 from polynext.service.refusal import Refusal, disk_full
-from polynext.service.schemas import Manifest, ManifestPart
 from polynext.service.settings import Caller, Settings
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from polynext.encrypted.messages import Manifest, ManifestPart
 from polynext.errors import PolyNeXtError
 from polynext.service import Settings, Store
 from polynext.service.refusal import Refusal
-from polynext.service.schemas import Manifest, ManifestPart
 from polynext.service.settings import Caller
 from polynext.service.store import SCHEMA_VERSION, KeySet
 from tests.service.conftest import new_job

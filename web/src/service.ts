@@ -1,20 +1,29 @@
-/** The HTTP client. Every request can be repeated: the server runs a job once. */
-import type { ClientSpec, NetworkSummary } from './client_spec.ts'
+/**
+ * The HTTP client. Every request can be repeated: the server runs a job once. The server is not trusted: responses have a
+ * limit of size, and their content is checked.
+ */
+import { type Check, type Checked, COUNT, flag, ID, list, NAME, number, oneOf, orNull, SECONDS, table, text } from './checks.ts'
+import { clientSpec, type ClientSpec, networkSummary, type NetworkSummary } from './client_spec.ts'
 import type { KeyPart } from './vault.ts'
 
-export interface Job {
-  state: 'queued' | 'running' | 'done' | 'failed' | 'expired'
-  position: number | null
-  progress: number
-  started: number | null
-  finished: number | null
-  error: string | null
-}
+const MESSAGE = text(/^[^]{0,2000}$/)
+const JOB = table({
+  state: oneOf('queued', 'running', 'done', 'failed', 'expired'),
+  position: orNull(COUNT),
+  progress: number(0, 1),
+  started: orNull(SECONDS),
+  finished: orNull(SECONDS),
+  error: orNull(MESSAGE),
+})
+const keysState = table({ id: ID, parts: list(table({ name: NAME, received: COUNT, complete: flag }), 1, 4097) })
+const serviceInfo = table({ token_required: flag, version: text(/^[\w.+-]{1,64}$/) })
+const partState = table({ received: COUNT })
+const refusal = table({ code: NAME, error: MESSAGE })
 
-interface KeysState {
-  id: string
-  parts: { name: string; received: number; complete: boolean }[]
-}
+export type Job = Checked<typeof JOB>
+
+/** The longest responses, in bytes: JSON, a sample image, one event, and all events of a job. */
+const [MOST_JSON, MOST_SAMPLE, MOST_EVENT, MOST_EVENTS] = [2 ** 23, 2 ** 22, 2 ** 16, 2 ** 26]
 
 type Progress = (share: number) => void
 
@@ -31,6 +40,7 @@ export class Refusal extends Error {
 }
 
 const DISCONNECTED = new Refusal(0, 'disconnected', 'the server cannot be reached.', null)
+const TOO_LONG = new Error('the server sent a response that is too long.')
 const TIMEOUT = 60_000
 
 export class Service {
@@ -43,28 +53,27 @@ export class Service {
     return Object.assign(new Service(signal), { token: this.token })
   }
 
-  about(): Promise<{ token_required: boolean; version: string }> {
-    return this.json('GET', 'v1/service')
+  about(): Promise<Checked<typeof serviceInfo>> {
+    return this.json(serviceInfo, 'GET', 'v1/service')
   }
 
   networks(): Promise<NetworkSummary[]> {
-    return this.json('GET', 'v1/networks')
+    return this.json(list(networkSummary, 0, 100), 'GET', 'v1/networks')
   }
 
   clientSpec(name: string): Promise<ClientSpec> {
-    return this.json('GET', `v1/networks/${name}`)
+    return this.json(clientSpec, 'GET', `v1/networks/${name}`)
   }
 
   sample(network: string, name: string): Promise<Blob> {
-    return this.request('GET', `v1/networks/${network}/samples/${name}`)
+    return this.retry(() => this.once('GET', `v1/networks/${network}/samples/${name}`, { most: MOST_SAMPLE }))
   }
 
   /** Announce keys and return their id. */
   async announceKeys(fingerprint: string, parts: KeyPart[]): Promise<string> {
     const manifest = parts.map(({ name, blob, sha256 }) => ({ name, bytes: blob.size, sha256 }))
     const announcement = new Blob([JSON.stringify({ client_spec: fingerprint, parts: manifest })])
-    const { id }: KeysState = await this.json('POST', 'v1/keys', announcement)
-    return id
+    return (await this.json(keysState, 'POST', 'v1/keys', announcement)).id
   }
 
   /** Send the bytes of the keys that the server does not have. */
@@ -73,13 +82,12 @@ export class Service {
     let sent = 0
     for (const { name, blob } of parts) {
       await this.retry(async () => {
-        const state: KeysState = await this.json('GET', `v1/keys/${keys}`, undefined, false)
-        const { received, complete } = state.parts.find((part) => part.name === name)!
+        const { parts: states } = await parsed(keysState, await this.once('GET', `v1/keys/${keys}`))
+        const { received, complete } = states.find((part) => part.name === name) ?? { received: 0, complete: false }
         if (complete) return
-        const path = `v1/keys/${keys}/parts/${name}?offset=${received}`
-        await this.once('PUT', path, blob.slice(received), (share) =>
-          progress((sent + received + share * (blob.size - received)) / total),
-        )
+        const [path, body] = [`v1/keys/${keys}/parts/${name}?offset=${received}`, blob.slice(received)]
+        const report = (share: number) => progress((sent + received + share * body.size) / total)
+        await parsed(partState, await this.once('PUT', path, { body, progress: report }))
       })
       sent += blob.size
       progress(sent / total)
@@ -92,8 +100,8 @@ export class Service {
   }
 
   /** Submit a job with an id chosen by the client. */
-  submit(job: string, network: string, keys: string, ciphertext: Blob): Promise<Job> {
-    return this.json('PUT', `v1/jobs/${job}?network=${network}&keys=${keys}`, ciphertext)
+  submit(id: string, network: string, keys: string, ciphertext: Blob): Promise<Job> {
+    return this.json(JOB, 'PUT', `v1/jobs/${id}?network=${network}&keys=${keys}`, ciphertext)
   }
 
   /** Call `report` at every change of a job until it is done. */
@@ -102,7 +110,7 @@ export class Service {
       const options = { headers: this.headers(), signal: this.signal ?? null }
       const response = await fetch(`v1/jobs/${job}/events`, options).catch(() => Promise.reject(DISCONNECTED))
       if (!response.ok) throw await refusalIn(response.status, response.headers, await response.text())
-      for await (const state of events<Job>(response.body!)) {
+      for await (const state of events(response.body!)) {
         alive()
         report(state)
         if (state.state === 'done') return state
@@ -113,8 +121,9 @@ export class Service {
     })
   }
 
-  async answer(job: string): Promise<Uint8Array> {
-    const answer = await this.request('GET', `v1/jobs/${job}/answer`)
+  /** The encrypted logits, of at most `most` bytes. */
+  async answer(job: string, most: number): Promise<Uint8Array> {
+    const answer = await this.retry(() => this.once('GET', `v1/jobs/${job}/answer`, { most }))
     return new Uint8Array(await answer.arrayBuffer())
   }
 
@@ -122,17 +131,12 @@ export class Service {
     return this.token ? { Authorization: `Bearer ${this.token}` } : {}
   }
 
-  private async json<Result>(method: string, path: string, body?: Blob, repeat = true): Promise<Result> {
-    return JSON.parse(await (await this.request(method, path, body, repeat)).text())
-  }
-
-  private request(method: string, path: string, body?: Blob, repeat = true): Promise<Blob> {
-    const once = () => this.once(method, path, body)
-    return repeat ? this.retry(once) : once()
+  private async json<Result>(check: Check<Result>, method: string, path: string, body?: Blob): Promise<Result> {
+    return parsed(check, await this.retry(() => this.once(method, path, { body })))
   }
 
   /** One request. It uses XMLHttpRequest, because `fetch` does not report the progress of an upload. */
-  private once(method: string, path: string, body?: Blob, progress?: Progress): Promise<Blob> {
+  private once(method: string, path: string, { body, progress, most = MOST_JSON }: Options = {}): Promise<Blob> {
     return new Promise((resolve, reject) => {
       const request = new XMLHttpRequest()
       request.open(method, path)
@@ -140,6 +144,11 @@ export class Service {
       for (const [name, value] of Object.entries(this.headers())) request.setRequestHeader(name, value)
       request.onerror = request.onabort = () => reject(DISCONNECTED)
       this.signal?.addEventListener('abort', () => request.abort())
+      request.onprogress = ({ loaded }) => {
+        if (loaded <= most) return
+        reject(TOO_LONG)
+        request.abort()
+      }
       request.onload = async () => {
         const answer: Blob = request.response
         if (request.status < 400) return resolve(answer)
@@ -170,30 +179,51 @@ export class Service {
   }
 }
 
+interface Options {
+  body?: Blob | undefined
+  progress?: Progress
+  /** Most bytes of the response. */
+  most?: number
+}
+
+async function parsed<Result>(check: Check<Result>, answer: Blob): Promise<Result> {
+  return check(parsedJson(await answer.text()), 'response')
+}
+
+function parsedJson(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch {
+    throw new Error('the server sent something that is not JSON.')
+  }
+}
+
 async function refusalIn(status: number, headers: Headers, text: string): Promise<Refusal> {
   let [code, message] = ['http', `the server answered with status ${status}.`]
   try {
-    ;({ code, error: message } = JSON.parse(text))
+    ;({ code, error: message } = refusal(JSON.parse(text), 'response'))
   } catch {
     // A proxy's page has no JSON.
   }
-  const retry = headers.get('retry-after')
-  return new Refusal(status, code, message, retry ? Number(retry) : null)
+  const retry = Number(headers.get('retry-after') || Number.NaN)
+  return new Refusal(status, code, message, retry >= 0 && retry < 1e6 ? retry : null)
 }
 
-/** Server-sent events. The browser's EventSource cannot send a token. */
-async function* events<Event>(body: ReadableStream<Uint8Array>): AsyncGenerator<Event> {
+/** Server-sent events of a job. The browser's EventSource cannot send a token. */
+async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<Job> {
   const reader = body.getReader()
   const decoder = new TextDecoder()
-  let text = ''
+  let [text, total] = ['', 0]
   try {
     for (;;) {
       const { done, value } = await reader.read().catch(() => Promise.reject(DISCONNECTED))
       if (done) return
+      total += value.length
       text += decoder.decode(value, { stream: true })
       const lines = text.split('\n')
       text = lines.pop()!
-      for (const line of lines) if (line.startsWith('data: ')) yield JSON.parse(line.slice(6))
+      if (text.length > MOST_EVENT || total > MOST_EVENTS) throw TOO_LONG
+      for (const line of lines) if (line.startsWith('data: ')) yield JOB(parsedJson(line.slice(6)), 'event')
     }
   } finally {
     void reader.cancel().catch(() => undefined)

@@ -1,5 +1,5 @@
 /** Keys and jobs for one network: everything between a picture and its answer. */
-import type { ClientSpec } from './client_spec.ts'
+import { type ClientSpec, mostAnswerBytes } from './client_spec.ts'
 import { type Job, Refusal, type Service } from './service.ts'
 import { type KeyPart, Vault } from './vault.ts'
 
@@ -55,7 +55,7 @@ export class Session {
     const computed = 1000 * ((ended.finished ?? 0) - (ended.started ?? 0))
     this.listener.did({ step: 'compute', milliseconds: computed })
     const fetched = performance.now()
-    const answer = await this.service.answer(job)
+    const answer = await this.service.answer(job, mostAnswerBytes(this.spec))
     this.did('fetch', fetched, answer.length)
     this.job = undefined
     void this.service.delete(`jobs/${job}`).catch(() => undefined)
