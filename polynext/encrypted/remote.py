@@ -197,7 +197,7 @@ class RemoteClient:
     def load_client(self, spec: ClientSpec) -> Client:
         """Load the keys for a client spec, or make them."""
         folder, size = self.key_folder(spec), spec.parameters.key_bytes * (len(spec.rotations) + 1)
-        if not (folder / SECRET).exists():
+        if new := not (folder / SECRET).exists():
             if size > self.most_key_bytes:
                 raise PolyNeXtError(
                     f"{self.url} asks for {size / 2**20:.0f} MB of keys, and `most_key_bytes` is "
@@ -211,7 +211,8 @@ class RemoteClient:
                 f"{folder} has keys for client spec {client.spec.fingerprint}, and this network has "
                 f"{spec.fingerprint}: choose another folder for `keys`."
             )
-        self.progress("making keys", 1)
+        if new:
+            self.progress("making keys", 1)
         if self.keys is None:
             remove_oldest(folder.parent, MOST_KEY_SETS)
         return client

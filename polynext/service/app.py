@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from polynext import __version__
 from polynext.encrypted.messages import Manifest, ManifestPart
 from polynext.service import routes
+from polynext.service.connections import client_network
 from polynext.service.log import log_event, logger
 from polynext.service.refusal import Refusal
 from polynext.service.service import Service
@@ -27,6 +29,7 @@ NO_PAGE = """<!doctype html><meta charset="utf-8"><title>polynext</title>
 <p>This is a service for encrypted inference. Its page is not built: run <code>make page</code> in a checkout.</p>
 <p>The service itself works: <a href="docs">HTTP interface</a>, <a href="v1/networks">networks</a>.</p>
 """
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")  # labels of metrics; others are counted together
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; "
@@ -102,16 +105,18 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 class RequestLog:
-    """Middleware that counts and logs each request, adds headers, and answers unexpected exceptions with status 500."""
+    """Middleware that counts, limits and logs requests, adds headers, and answers unexpected exceptions with status
+    500."""
 
     def __init__(self, app: ASGIApp, service: Service):
         self.app, self.service = app, service
+        self.open: Counter[str] = Counter()  # requests in progress by address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.monotonic(), 0
+        start, status, address = time.monotonic(), 0, client_network(scope.get("client"))
 
         async def send_with_headers(message: Any) -> None:
             nonlocal status
@@ -121,7 +126,12 @@ class RequestLog:
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
+        self.open[address] += 1
         try:
+            if self.open[address] > self.service.settings.requests:
+                refusal = Refusal(429, "too_many_requests", "too many requests at the same time: wait for some.", 1)
+                await error_response(refusal)(scope, receive, send_with_headers)
+                return
             await self.app(scope, receive, send_with_headers)
         except ClientDisconnect:
             status = 499
@@ -133,7 +143,11 @@ class RequestLog:
                 refusal = Refusal(500, "internal_error", "internal server error: the server's log has the details.")
                 await error_response(refusal)(scope, receive, send_with_headers)
         finally:
-            method, route = scope["method"], getattr(scope.get("route"), "path", "other")
+            self.open[address] -= 1
+            if not self.open[address]:
+                del self.open[address]
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            route = getattr(scope.get("route"), "path", "other")
             self.service.metrics.requests.labels(method, route, status).inc()
             took = round(time.monotonic() - start, 3)
             log_event("request", method=method, route=route, status=status, seconds=took)

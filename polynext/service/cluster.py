@@ -7,14 +7,16 @@ jobs of a node that dies run again on another one. Nodes that join get an actor 
 import asyncio
 import shutil
 import tempfile
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from polynext.encrypted.key_folder import flush
 from polynext.errors import PolyNeXtError
 from polynext.service.inference import Assignment
 from polynext.service.settings import Settings
@@ -22,6 +24,7 @@ from polynext.service.workers import LocalWorkers, ReportProgress, WorkerDied, W
 
 WATCH_SECONDS = 2.0
 PROGRESS_SECONDS = 0.5
+STOP_SECONDS = 10.0
 
 Files = dict[str, bytes]
 
@@ -33,22 +36,35 @@ class NodeActor:
         self.folder = Path(tempfile.mkdtemp(prefix="polynext-node-"))
         folders = {name: write_files(self.folder / "networks" / name, files) for name, files in networks.items()}
         self.workers = LocalWorkers(folders, settings)
+        self.settings = settings
         self.progress: dict[str, float] = {}
+        self.keys: OrderedDict[str, int] = OrderedDict()  # bytes of each key set, least recently used first
+        self.using: Counter[str] = Counter()  # running jobs of each key set
 
     async def start(self) -> None:
         await self.workers.start()
 
+    async def stop(self) -> None:
+        """Stop the inference process, and delete all keys and programs on this node."""
+        await self.workers.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def has_keys(self, keys: str) -> bool:
-        return (self.folder / "keys" / keys).is_dir()
+        return keys in self.keys
 
     def receive_keys(self, keys: str, files: Files) -> None:
         if not self.has_keys(keys):
             write_files(self.folder / "arriving" / keys, files)
             (self.folder / "keys").mkdir(exist_ok=True)
             (self.folder / "arriving" / keys).replace(self.folder / "keys" / keys)
+            self.keys[keys] = sum(map(len, files.values()))
+            for unused in [each for each in self.keys if each != keys and not self.using[each]]:
+                if sum(self.keys.values()) > self.settings.key_disk:
+                    self.forget_keys(unused)
 
     def forget_keys(self, keys: str) -> None:
         self.workers.forget_keys(keys)
+        self.keys.pop(keys, None)
         shutil.rmtree(self.folder / "keys" / keys, ignore_errors=True)
 
     async def run(self, job: str, network: str, keys: str, request: bytes, dialect: str) -> bytes | str:
@@ -57,12 +73,17 @@ class NodeActor:
         assignment = Assignment(
             network, keys, self.folder / "keys" / keys, folder / "request", folder / "answer", dialect
         )
+        self.using[keys] += 1
         try:
+            self.keys.move_to_end(keys)
             await self.workers.run(assignment, lambda share: self.progress.update({job: share}))
             return (folder / "answer").read_bytes()
         except PolyNeXtError as error:
             return str(error)
+        except KeyError:
+            raise WorkerDied("the node deleted these keys") from None
         finally:
+            self.using[keys] -= 1
             self.progress.pop(job, None)
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -135,6 +156,10 @@ class RayWorkers(Workers):
         if self.watching is not None:
             self.watching.cancel()
             await asyncio.gather(self.watching, return_exceptions=True)
+        stopping = [actor.stop.remote() for actor in self.nodes.values()]
+        with suppress(TimeoutError, ray.exceptions.RayError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await asyncio.gather(*stopping)
         for actor in self.nodes.values():
             ray.kill(actor)
         self.nodes.clear()
@@ -170,7 +195,9 @@ class RayWorkers(Workers):
             raise PolyNeXtError(result)
         ready = assignment.answer.with_suffix(".ready")
         ready.write_bytes(result)
+        flush(ready)
         ready.replace(assignment.answer)
+        flush(assignment.answer.parent)
 
     async def report(self, actor: Any, job: str, progress: ReportProgress) -> None:
         while True:

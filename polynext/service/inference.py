@@ -10,13 +10,15 @@ import os
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from polynext.encrypted.key_folder import flush
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Ciphertext, EvaluationKeys, Evaluator, Part
 from polynext.encrypted.runtime.execution import encode_program, execute
@@ -32,6 +34,8 @@ def fork_context() -> Any:
         return multiprocessing.get_context("fork")
     except ValueError as error:
         raise PolyNeXtError("this operating system has no fork: serve on Linux or macOS.") from error
+
+LOAD_SECONDS = 120.0  # for the keys of one client
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,9 @@ class LoadedNetwork:
         result.save(str(raw))
         self.ring.deliver(raw, ready, assignment.dialect)
         raw.unlink()
+        flush(ready)
         ready.replace(assignment.answer)
+        flush(assignment.answer.parent)
 
 
 class ProgressEvaluator:
@@ -132,6 +138,7 @@ class KeyCache:
 
     def get(self, network: LoadedNetwork, assignment: Assignment) -> EvaluationKeys:
         if assignment.keys not in self.loaded:
+            require_survival(lambda: network.load_keys(assignment.key_folder))
             size = network.spec.cost.key_bytes
             while self.loaded and self.bytes + size > self.most_bytes:
                 self.loaded.popitem(last=False)
@@ -141,6 +148,22 @@ class KeyCache:
 
     def forget(self, keys: str) -> None:
         self.loaded.pop(keys, None)
+
+
+def require_survival(load: Callable[[], object]) -> None:
+    """Load untrusted keys in a fork first. Raises PolyNeXtError if it dies; the inference process must not."""
+
+    def attempt() -> None:
+        with suppress(PolyNeXtError, OSError):  # which loading raises again in this process
+            load()
+
+    process = fork_context().Process(target=attempt, daemon=True)
+    process.start()
+    process.join(LOAD_SECONDS)
+    if process.exitcode != 0:
+        process.kill()
+        process.join()
+        raise PolyNeXtError("the process that loaded them died or took too long: make them again.")
 
 
 @dataclass
@@ -192,8 +215,11 @@ class InferenceProcess:
         network = self.networks[assignment.network]
         try:
             keys = self.keys.get(network, assignment)
-        except (PolyNeXtError, OSError) as error:
+        except PolyNeXtError as error:
             self.control.send((number, "failed", f"the keys cannot be loaded: {error}"))
+            return
+        except OSError as error:  # whose message would show the server's paths
+            self.control.send((number, "failed", f"the keys cannot be loaded ({error.strerror}): send them again."))
             return
         context = fork_context()
         reports, report = context.Pipe(duplex=False)

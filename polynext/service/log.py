@@ -58,4 +58,4 @@ class Metrics:
         self.queued = Gauge("polynext_jobs_queued", "Jobs in the queue.", registry=registry)
         self.running = Gauge("polynext_jobs_running", "Running jobs.", registry=registry)
         self.keys = Gauge("polynext_key_sets", "Key sets on disk.", registry=registry)
-        self.key_bytes = Gauge("polynext_key_bytes", "Announced bytes of these key sets.", registry=registry)
+        self.key_bytes = Gauge("polynext_key_bytes", "Bytes of keys on disk.", registry=registry)

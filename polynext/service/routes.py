@@ -1,5 +1,6 @@
 """HTTP routes of the service, each a few lines around `service.py`."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from polynext import __version__
 from polynext.encrypted.messages import Id, JobState, KeysState, Manifest, Name, NetworkSummary, PartState
+from polynext.service.connections import client_network
 from polynext.service.reference import reference_page
 from polynext.service.refusal import Refusal
 from polynext.service.schemas import ServiceInfo, errors
@@ -17,6 +19,8 @@ from polynext.service.service import Service
 from polynext.service.settings import Caller, Tokens
 
 MAX_MANIFEST_BYTES = 2**20
+# A body arrives within these seconds, and one more for each of so many bytes.
+BODY_SECONDS, SLOWEST_BODY = 30.0, 20_000
 OCTETS = "application/octet-stream"
 
 
@@ -43,8 +47,7 @@ async def caller_of(request: Request) -> Caller:
     tokens: Tokens = request.app.state.tokens
     if not tokens.callers:
         settings = request.app.state.service.settings
-        address = request.client.host if request.client else "unknown"
-        return Caller(f"@{address}", settings.jobs, settings.keys)
+        return Caller(f"@{client_network(request.client)}", settings.jobs, settings.keys)
     kind, _, given = request.headers.get("authorization", "").partition(" ")
     caller = tokens.caller(given.strip()) if kind.lower() == "bearer" else None
     if caller is None:
@@ -58,12 +61,20 @@ CallerArg = Annotated[Caller, Depends(caller_of)]
 
 
 async def limited(request: Request, most: int) -> AsyncIterator[bytes]:
-    """The pieces of a body that has at most `most` bytes."""
+    """The pieces of a body that has at most `most` bytes and arrives in time."""
     too_large = Refusal(413, "too_large", f"the body is longer than {most} bytes, the limit of one request.")
     if int(request.headers.get("content-length", 0)) > most:
         raise too_large
-    total = 0
-    async for piece in request.stream():
+    total, stream, start = 0, request.stream(), asyncio.get_running_loop().time()
+    while True:
+        try:
+            async with asyncio.timeout_at(start + BODY_SECONDS + total / SLOWEST_BODY):
+                piece = await anext(stream, None)
+        except TimeoutError as error:
+            message = f"the body arrives slower than {SLOWEST_BODY} bytes per second: send it again."
+            raise Refusal(408, "slow_body", message) from error
+        if piece is None:
+            return
         total += len(piece)
         if total > most:
             raise too_large
@@ -111,7 +122,7 @@ async def sample_image(name: Name, sample: Name, service: ServiceArg, caller: Ca
 @keys.post(
     "",
     status_code=201,
-    responses={200: {"model": KeysState, "description": "already known"}, **errors(400, 401, 404, 413, 422, 429, 507)},
+    responses={200: {"model": KeysState, "description": "already known"}, **errors(400, 401, 404, 408, 413, 422, 429)},
     openapi_extra=MANIFEST_BODY,
 )
 async def announce_keys(request: Request, response: Response, service: ServiceArg, caller: CallerArg) -> KeysState:
@@ -132,7 +143,9 @@ async def keys_state(keys: Id, service: ServiceArg, caller: CallerArg) -> KeysSt
     return service.describe_keys(service.find_keys(keys, caller))
 
 
-@keys.put("/{keys}/parts/{part}", responses=errors(400, 401, 404, 409, 413, 422, 507), openapi_extra=BINARY_BODY)
+@keys.put(
+    "/{keys}/parts/{part}", responses=errors(400, 401, 404, 408, 409, 413, 422, 429, 507), openapi_extra=BINARY_BODY
+)
 async def receive_part(
     keys: Id,
     part: Name,
@@ -160,7 +173,7 @@ async def delete_keys(keys: Id, service: ServiceArg, caller: CallerArg) -> None:
     status_code=202,
     responses={
         200: {"model": JobState, "description": "already known"},
-        **errors(400, 401, 404, 409, 413, 422, 429, 503, 507),
+        **errors(400, 401, 404, 408, 409, 413, 422, 429, 503, 507),
     },
     openapi_extra=BINARY_BODY,
 )
@@ -239,10 +252,13 @@ async def ready(service: ServiceArg) -> dict[str, str]:
 
 
 @operation.get(
-    "/metrics", tags=["operation"], response_class=Response, responses={200: {"content": {"text/plain": {}}}}
+    "/metrics",
+    tags=["operation"],
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, **errors(401)},
 )
-async def metrics(service: ServiceArg) -> Response:
-    """Metrics for Prometheus."""
+async def metrics(service: ServiceArg, caller: CallerArg) -> Response:
+    """Metrics for Prometheus. They need a token if the service has tokens."""
     return Response(generate_latest(service.measure().registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from polynext.errors import PolyNeXtError
 from polynext.service.app import create_app
+from polynext.service.connections import limited_connections
 from polynext.service.log import log_to_stderr
 from polynext.service.networks import ServedNetwork
 from polynext.service.service import Service
@@ -56,9 +57,19 @@ def serve(
     asyncio.run(run(service, create_app(service, tokens), listening))
 
 
+def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=limited_connections(settings.connections),
+        access_log=False,
+        log_level="warning",
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+    )
+
+
 async def run(service: Service, app: FastAPI, listening: socket.socket) -> None:
-    config = uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app, service.settings))
     await service.start()
     try:
         host, port = listening.getsockname()[:2]

@@ -24,6 +24,7 @@ ERRORS = {
     400: "malformed HTTP",
     401: "missing or unknown token",
     404: "not found",
+    408: "the body did not arrive in time",
     409: "conflict with what the server has",
     410: "no longer available",
     413: "too large",

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from polynext.encrypted.key_folder import flush
 from polynext.encrypted.messages import JobState, KeysState, Manifest, ManifestPart, PartState
 from polynext.errors import PolyNeXtError
 from polynext.service.inference import Assignment
@@ -17,10 +18,10 @@ from polynext.service.log import Metrics, log_event, logger
 from polynext.service.networks import CIPHERTEXT, ServedNetwork
 from polynext.service.refusal import Refusal
 from polynext.service.settings import Caller, Settings
-from polynext.service.store import ENDED, Job, KeySet, State, Store, save_durably
+from polynext.service.store import ENDED, LOST_ANSWER, Job, KeySet, State, Store, file_size
 from polynext.service.workers import WorkerDied, Workers
 
-CLEANUP_SECONDS = 10.0
+CLEANUP_SECONDS = 2.0
 EVENTS_PER_SECOND = 5
 KEEPALIVE_SECONDS = 10.0
 INTERNAL_ERROR = "internal server error: the server's log has the details. Try again."
@@ -34,7 +35,8 @@ class Service:
         self.metrics = Metrics()
         self.progress: dict[str, float] = {}
         self.running: dict[str, asyncio.Task[None]] = {}
-        self.uploading: set[tuple[str, str]] = set()
+        self.uploading: set[tuple[str, str]] = set()  # keys and part
+        self.accepting: set[str] = set()  # jobs whose body is being received
         self.changed = asyncio.Event()
         self.stopping = False
         self.loops: list[asyncio.Task[None]] = []
@@ -135,23 +137,25 @@ class Service:
             if state.complete:
                 return state
             incoming = self.store.incoming(id, name)
-            await self.append(part, incoming, body)
+            await self.append(keys, part, incoming, body)
+            self.store.touch_keys(id)
             if file_size(incoming) == part.bytes:
                 await self.check_part(keys, part)
             return self.describe_part(keys, part)
         finally:
             self.uploading.discard((id, name))
 
-    async def append(self, part: ManifestPart, path: Path, body: AsyncIterator[bytes]) -> None:
+    async def append(self, keys: KeySet, part: ManifestPart, path: Path, body: AsyncIterator[bytes]) -> None:
         missing = part.bytes - file_size(path)
-        self.store.require_space(missing)
         with self.store.writing(), path.open("ab") as file:
             async for piece in body:
                 missing -= len(piece)
                 if missing < 0:
                     file.truncate(0)
+                    self.store.measure_keys(keys.id)
                     message = f"{part.name} has more than the {part.bytes} bytes that were announced: send it again."
                     raise Refusal(413, "too_large", message)
+                self.store.grow(keys, len(piece))
                 file.write(piece)
                 self.metrics.received.inc(len(piece))
 
@@ -163,7 +167,7 @@ class Service:
         try:
             if await asyncio.to_thread(file_digest, incoming) != part.sha256:
                 raise Refusal(422, "damaged", f"{part.name} arrived damaged (its SHA-256 differs): send it again.")
-            self.store.require_space(network.ring.most_bytes(network.parts[part.name]))
+            self.store.grow(keys, network.ring.most_bytes(network.parts[part.name]))
             with self.store.writing():
                 await asyncio.to_thread(network.ring.receive, incoming, unpacked, network.parts[part.name])
                 unpacked.replace(checked)
@@ -173,81 +177,105 @@ class Service:
         finally:
             unpacked.unlink(missing_ok=True)
             incoming.unlink(missing_ok=True)
+            self.store.measure_keys(keys.id)
 
     def delete_keys(self, id: str, caller: Caller) -> None:
         keys = self.find_keys(id, caller)
         self.store.delete_keys(keys.id)
-        self.workers.forget_keys(keys.id)
+        self.forget_deleted_keys()
         log_event("keys deleted", keys=keys.id, caller=caller.name)
         self.notify()
+
+    def forget_deleted_keys(self) -> None:
+        """Tell the workers which keys were deleted."""
+        while self.store.deleted_keys:
+            self.workers.forget_keys(self.store.deleted_keys.pop())
 
     # Jobs
 
     async def accept(self, id: str, name: str, keys_id: str, body: AsyncIterator[bytes], caller: Caller) -> Job:
-        """Save a job and put it into the queue. A job with the same id, content, network and keys is the same job."""
-        network = self.find_network(name)
+        """Save a job and put it into the queue. A job with the same id, content, network and keys is the same job.
+
+        Everything that does not depend on the body is checked before it is read.
+        """
+        network, known = self.find_network(name), self.store.job(id)
+        taken = Refusal(409, "job_exists", "another job has this id: choose a random id for each job.")
+        if known is not None and (
+            not may_access(known.caller, caller) or (known.network, known.keys) != (name, keys_id)
+        ):
+            raise taken
         most = network.ring.most_bytes(CIPHERTEXT)
-        data = await self.read_ciphertext(body, most)
-        digest = hashlib.sha256(data).hexdigest()
-        known = self.store.job(id)
-        if known is not None:
-            if (known.digest, known.network, known.keys) != (digest, name, keys_id):
-                raise Refusal(409, "job_exists", "another job has this id: choose a random id for each job.")
-            return known
+        if known is None:
+            self.require_keys(network, keys_id, caller)
+            self.store.require_queue_slot(caller, network.spec.cost.seconds)
+            self.store.require_space(3 * most)
+        if id in self.accepting:
+            raise Refusal(409, "busy", "another connection is submitting this job: wait for it.", retry_after=1)
+        self.accepting.add(id)
+        folder = self.store.request(id).parent
+        incoming = folder / f"{os.urandom(4).hex()}.incoming"
+        try:
+            with self.store.writing():
+                folder.mkdir(mode=0o700, exist_ok=True)
+                digest = await self.save_ciphertext(incoming, body, most)
+            if known is not None:
+                if known.digest != digest:
+                    raise taken
+                return known
+            dialect = await self.convert_ciphertext(incoming, self.store.request(id), network)
+            keys = self.require_keys(network, keys_id, caller)  # again: they may have been deleted in the meantime
+            self.store.require_queue_slot(caller, network.spec.cost.seconds)
+            added = self.store.add_job(id, name, keys, caller, digest, dialect)
+            log_event("job accepted", job=id, network=name, caller=caller.name, keys=keys.id)
+            self.notify()
+            return added
+        finally:
+            self.accepting.discard(id)
+            incoming.unlink(missing_ok=True)
+            if self.store.job(id) is None:
+                self.store.delete_job(id)
+
+    def require_keys(self, network: ServedNetwork, id: str, caller: Caller) -> KeySet:
+        """The complete keys for a network, unless the service is stopping."""
         if self.stopping:
             raise Refusal(503, "stopping", "the server is stopping: try again soon.", retry_after=5)
-        keys = self.find_keys(keys_id, caller)
+        keys = self.find_keys(id, caller)
         if keys.client_spec != network.spec.fingerprint:
             message = (
-                f"these keys were made for client spec {keys.client_spec}, and {name} has {network.spec.fingerprint}: "
-                "make keys for this network."
+                f"these keys were made for client spec {keys.client_spec}, and {network.name} has "
+                f"{network.spec.fingerprint}: make keys for this network."
             )
             raise Refusal(409, "wrong_keys", message)
         if not self.store.complete(keys):
             raise Refusal(409, "keys_incomplete", "parts of these keys are missing: send them first.")
-        self.store.require_queue_slot(caller, network.spec.cost.seconds)
-        self.store.require_space(3 * most)
-        dialect = await self.save_request(id, network, data)
-        known = self.store.job(id)  # another request may have added it, or filled the queue, in the meantime
-        if known is None:
-            try:
-                self.store.require_queue_slot(caller, network.spec.cost.seconds)
-            except Refusal:
-                self.store.delete_job(id)
-                raise
-            known = self.store.add_job(id, name, keys, caller, digest, dialect)
-            log_event("job accepted", job=id, network=name, caller=caller.name, keys=keys.id)
-            self.notify()
-        return known
+        return keys
 
-    async def read_ciphertext(self, body: AsyncIterator[bytes], most: int) -> bytes:
-        data = bytearray()
-        async for piece in body:
-            data += piece
-            if len(data) > most:
-                raise Refusal(413, "too_large", f"the ciphertext is longer than {most} bytes, the limit.")
-        self.metrics.received.inc(len(data))
-        return bytes(data)
+    async def save_ciphertext(self, path: Path, body: AsyncIterator[bytes], most: int) -> str:
+        """Save a body of at most `most` bytes, and return its hash."""
+        digest, total = hashlib.sha256(), 0
+        with path.open("wb") as file:
+            async for piece in body:
+                total += len(piece)
+                if total > most:
+                    raise Refusal(413, "too_large", f"the ciphertext is longer than {most} bytes, the limit.")
+                digest.update(piece)
+                file.write(piece)
+        self.metrics.received.inc(total)
+        return digest.hexdigest()
 
-    async def save_request(self, id: str, network: ServedNetwork, data: bytes) -> str:
+    async def convert_ciphertext(self, incoming: Path, request: Path, network: ServedNetwork) -> str:
         """Check a ciphertext and save it as the job's request; returns its dialect."""
-        request = self.store.request(id)
-        incoming, unpacked = (request.with_name(f"{os.urandom(4).hex()}.{kind}") for kind in ("incoming", "unpacked"))
+        unpacked = incoming.with_suffix(".unpacked")
         try:
             with self.store.writing():
-                request.parent.mkdir(mode=0o700, exist_ok=True)
-                await asyncio.to_thread(save_durably, incoming, data)
                 dialect = await asyncio.to_thread(network.ring.receive, incoming, unpacked, CIPHERTEXT)
-                await asyncio.to_thread(sync, unpacked)
+                await asyncio.to_thread(flush, unpacked)
                 unpacked.replace(request)
                 return dialect
         except PolyNeXtError as error:
             raise Refusal(422, "wrong_part", str(error).replace(incoming.name, "the ciphertext")) from error
         finally:
-            incoming.unlink(missing_ok=True)
             unpacked.unlink(missing_ok=True)
-            if self.store.job(id) is None and not request.exists() and request.parent.exists():
-                request.parent.rmdir()
 
     def find_job(self, id: str, caller: Caller) -> Job:
         job = self.store.job(id)
@@ -298,6 +326,10 @@ class Service:
             raise Refusal(410, "expired", "the answer has expired: submit a new job.")
         if job.state != "done":
             raise Refusal(409, "not_done", f"the job is {job.state}: wait for it.", retry_after=1)
+        if not self.store.has_answer(id):
+            self.finish(job, "failed", LOST_ANSWER)
+            self.notify()
+            raise Refusal(410, "failed", f"the job failed: {LOST_ANSWER}")
         return self.store.answer(id)
 
     def delete_job(self, id: str, caller: Caller) -> None:
@@ -328,12 +360,12 @@ class Service:
         try:
             await self.attempt(job)
         except asyncio.CancelledError:
-            self.store.put_back(job.id)
+            self.store.put_back(job.id, uncount=True)
             raise
         except Refusal:  # the disk is full, so the outcome cannot be saved: run the job again
             log_event("disk full, cannot finish a job", logging.ERROR, job=job.id)
             await asyncio.sleep(1)
-            self.store.put_back(job.id)
+            self.store.put_back(job.id, uncount=True)
         except Exception:
             logger.exception("a job failed unexpectedly")
             self.store.end(job.id, "failed", INTERNAL_ERROR)
@@ -382,15 +414,15 @@ class Service:
                     self.notify()
             except Refusal:
                 log_event("disk full, cannot delete expired keys and jobs", logging.ERROR)
-            await asyncio.sleep(min(CLEANUP_SECONDS, self.settings.answer_seconds))
+            self.forget_deleted_keys()
+            await asyncio.sleep(CLEANUP_SECONDS)
 
     def measure(self) -> Metrics:
         """The metrics, with current values of the gauges."""
-        ((keys, size),) = self.store.read("SELECT count(*), coalesce(sum(bytes), 0) FROM keys")
         self.metrics.queued.set(len(self.store.jobs_in("queued")))
         self.metrics.running.set(len(self.running))
-        self.metrics.keys.set(keys)
-        self.metrics.key_bytes.set(size)
+        self.metrics.keys.set(len(self.store.stored))
+        self.metrics.key_bytes.set(sum(self.store.stored.values()))
         return self.metrics
 
 
@@ -399,18 +431,6 @@ def may_access(owner: str, caller: Caller) -> bool:
     return owner == caller.name or (owner.startswith("@") and caller.name.startswith("@"))
 
 
-def file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
 def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -20,13 +20,17 @@ class Settings:
         queue: most jobs that may wait.
         jobs: most open jobs of one caller (a token, or an address if the service needs no tokens).
         keys: most key sets of one caller.
+        requests: most requests and event streams of one address at the same time.
+        connections: most connections of one address; this machine's proxies have no limit.
         workers: jobs computed at the same time.
         threads: threads of each job, if the engine has threads; 0 for all cores.
         attempts: how many times a job is started before it fails, if its worker dies.
         key_memory: memory for loaded evaluation keys.
-        key_disk: disk space for evaluation keys.
+        key_disk: disk space for evaluation keys. If it is full, a new caller's keys replace those of the caller with
+            the most.
         free_disk: disk space to leave free.
         keys_seconds: how long unused keys are kept.
+        upload_seconds: how long an incomplete upload of keys is kept after its last byte.
         answer_seconds: how long an answer is kept.
         job_seconds: how long a job may run.
         chunk_bytes: most bytes in one request of an upload.
@@ -35,6 +39,8 @@ class Settings:
     queue: int = 100
     jobs: int = 50
     keys: int = 32
+    requests: int = 128
+    connections: int = 256
     workers: int = 2
     threads: int = 0
     attempts: int = 3
@@ -42,6 +48,7 @@ class Settings:
     key_disk: int = 20 * GIBIBYTE
     free_disk: int = GIBIBYTE // 4
     keys_seconds: float = 7 * 24 * 3600
+    upload_seconds: float = 600
     answer_seconds: float = 3600
     job_seconds: float = 600
     chunk_bytes: int = 256 * 2**20
@@ -72,6 +79,8 @@ class Tokens:
         try:
             callers = {}
             for name, table in tomllib.loads(path.read_text()).items():
+                if name.startswith("@"):  # the names of addresses, in a service without tokens
+                    raise ValueError(f"[{name}] begins with @")
                 if not table.keys() <= {"token", "jobs", "keys"} or len(table["token"]) < 16:
                     raise ValueError(f"[{name}] needs a token of at least 16 characters; only jobs and keys may follow")
                 caller = Caller(name, int(table.get("jobs", settings.jobs)), int(table.get("keys", settings.keys)))

@@ -5,18 +5,18 @@
     keys/ID/PART.incoming     the bytes of a part that have arrived so far
     jobs/ID/request, answer   ciphertexts
 
-Jobs start in the order of their `turn`. A job's turn is one after the last turn of the same keys, but not before the
-turn of the last started job. Jobs of different clients therefore alternate: a single job does not wait for a hundred
-jobs of another client.
+Jobs start in the order of their `turn`. A job's turn is one after the last turn of the same caller, but not before the
+turn of the last started job. Jobs of different callers therefore alternate: a single job does not wait for a hundred
+jobs of another caller, however many key sets that has.
 """
 
 import errno
 import hashlib
 import json
-import os
 import shutil
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -33,6 +33,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 State = Literal["queued", "running", "done", "failed", "expired"]
 ENDED = ("done", "failed", "expired")
 
+LOST_ANSWER = "the server lost the answer: submit a new job."
 SCHEMA_VERSION = 1
 
 SCHEMA = f"""
@@ -99,6 +100,8 @@ class Store:
         self.keys, self.jobs = folder / "keys", folder / "jobs"
         for place in (self.keys, self.jobs):
             place.mkdir(mode=0o700, exist_ok=True)
+        self.deleted_keys: list[str] = []  # which workers may still have
+        self.arrived: dict[str, float] = {}  # when the last byte of a key set arrived
         self.lock = ExitStack()
         message = f"another service uses {folder}: stop it, or choose another `data` folder."
         self.lock.enter_context(lock_folder(folder, message))
@@ -107,6 +110,7 @@ class Store:
         self.database.execute("PRAGMA synchronous = FULL")  # an accepted job is on disk
         self.update_schema()
         self.recover()
+        self.stored = {path.name: folder_size(path) for path in self.keys.iterdir()}  # bytes of each key set
 
     def update_schema(self) -> None:
         """Create the tables, or rename the columns of an older version."""
@@ -126,8 +130,18 @@ class Store:
         self.lock.close()
 
     def recover(self) -> None:
-        """After a restart, put running jobs back into the queue and remove unknown files."""
+        """After a restart, put running jobs back into the queue, end those without files, and remove unknown files.
+
+        A job that was running when the service died may be the reason for that, so its attempts count.
+        """
+        for job in self.jobs_in("running"):
+            if job.attempts >= self.settings.attempts:
+                message = f"the server stopped unexpectedly in each of {job.attempts} attempts: submit a new job."
+                self.end(job.id, "failed", message)
         self.write("UPDATE jobs SET state = 'queued', started = NULL WHERE state = 'running'")
+        for job in self.jobs_in("done"):
+            if not self.has_answer(job.id):
+                self.end(job.id, "failed", LOST_ANSWER)
         for job in self.jobs_in("queued"):
             if not self.request(job.id).is_file():
                 self.end(job.id, "failed", "the server lost the request: submit a new job.")
@@ -183,14 +197,10 @@ class Store:
                 f"you have {mine} of at most {caller.keys} key sets on this server: delete one, or use one of them.",
                 retry_after=60,
             )
-        size = sum(part.bytes for part in parts)
-        ((held,),) = self.read("SELECT coalesce(sum(bytes), 0) FROM keys")
-        if held + size > self.settings.key_disk:
-            raise disk_full()
-        self.require_space(size)
-        now = time.time()
+        size, now = sum(part.bytes for part in parts), time.time()
         with self.writing():
             (self.keys / id).mkdir(mode=0o700, exist_ok=True)
+        self.stored[id] = 0
         self.write("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)", id, client_spec, caller.name, text, size, now, now)
         return KeySet(id, client_spec, caller.name, parts, now), True
 
@@ -210,12 +220,50 @@ class Store:
     def complete(self, keys: KeySet) -> bool:
         return all(self.part(keys.id, part.name).is_file() for part in keys.parts)
 
+    def grow(self, keys: KeySet, size: int) -> None:
+        """Count bytes of keys that arrive. If the disk is full, keys of the caller with the most bytes are deleted,
+        unless that is this caller: every caller can have an equal share."""
+        if keys.id not in self.stored:
+            raise Refusal(404, "unknown_keys", "these keys were deleted while they arrived: announce them again.")
+        self.require_space(size)
+        while sum(self.stored.values()) + size > self.settings.key_disk:
+            victim = self.least_needed(keys, size)
+            if victim is None:
+                raise disk_full()
+            self.delete_keys(victim)
+        self.stored[keys.id] += size
+        self.arrived[keys.id] = time.time()
+
+    def least_needed(self, keys: KeySet, size: int) -> str | None:
+        """The least recently used key set without open jobs of the caller with the most bytes, if that is more than
+        the caller of `keys` would have."""
+        rows = self.read("SELECT id, caller FROM keys ORDER BY used")
+        busy = {id for (id,) in self.read("SELECT keys FROM jobs WHERE state IN ('queued', 'running')")}
+        totals: Counter[str] = Counter()
+        for id, caller in rows:
+            totals[caller] += self.stored.get(id, 0)
+        for heaviest, total in totals.most_common():
+            if heaviest == keys.caller or total <= totals[keys.caller] + size:
+                return None
+            for id, caller in rows:
+                if caller == heaviest and id not in busy and self.stored.get(id, 0):
+                    return id
+        return None
+
+    def measure_keys(self, id: str) -> None:
+        """Count the bytes of a key set anew, after its files were converted or deleted."""
+        if id in self.stored:
+            self.stored[id] = folder_size(self.keys / id)
+
     def delete_keys(self, id: str) -> None:
         """Delete keys. Queued jobs that use them fail."""
         for job in self.jobs_in("queued"):
             if job.keys == id:
                 self.end(job.id, "failed", "its keys were deleted before it ran.")
         self.write("DELETE FROM keys WHERE id = ?", id)
+        self.stored.pop(id, None)
+        self.arrived.pop(id, None)
+        self.deleted_keys.append(id)
         shutil.rmtree(self.keys / id, ignore_errors=True)
 
     # Jobs
@@ -225,6 +273,9 @@ class Store:
 
     def answer(self, job: str) -> Path:
         return self.jobs / job / "answer"
+
+    def has_answer(self, job: str) -> bool:
+        return file_size(self.answer(job)) > 0
 
     def job(self, id: str) -> Job | None:
         for row in self.read(f"SELECT {COLUMNS} FROM jobs WHERE id = ?", id):
@@ -243,9 +294,16 @@ class Store:
         retry = max(1.0, round(seconds * waiting / self.settings.workers / 2))
         if waiting >= self.settings.queue:
             raise Refusal(429, "queue_full", f"{waiting} jobs are in the queue: try again in {retry:.0f} s.", retry)
-        ((mine,),) = self.read(
-            "SELECT count(*) FROM jobs WHERE caller = ? AND state IN ('queued', 'running')", caller.name
+        ((mine, queued),) = self.read(
+            "SELECT count(*), coalesce(sum(state = 'queued'), 0) FROM jobs "
+            "WHERE caller = ? AND state IN ('queued', 'running')",
+            caller.name,
         )
+        # The fuller the queue, the fewer slots a caller may have. With k busy callers each has a share of 1 / (k + 1),
+        # and as much is left for those without jobs.
+        if queued > self.settings.queue - waiting:
+            message = f"you have {queued} of {waiting} jobs in the queue: try again in {retry:.0f} s."
+            raise Refusal(429, "queue_full", message, retry)
         if mine >= caller.jobs:
             message = f"you have {mine} open jobs, and the limit is {caller.jobs}: try again in {retry:.0f} s."
             raise Refusal(429, "too_many_jobs", message, retry)
@@ -253,14 +311,14 @@ class Store:
     def add_job(self, id: str, network: str, keys: KeySet, caller: Caller, digest: str, dialect: str) -> Job:
         """Add a job whose request is already saved."""
         ((last_started,),) = self.read("SELECT coalesce(max(turn), 0) FROM jobs WHERE state != 'queued'")
-        ((last,),) = self.read("SELECT coalesce(max(turn), 0) FROM jobs WHERE keys = ?", keys.id)
+        ((last,),) = self.read("SELECT coalesce(max(turn), 0) FROM jobs WHERE caller = ?", caller.name)
         turn, now = max(last_started, last + 1), time.time()
         self.write(
             "INSERT INTO jobs (id, network, keys, caller, digest, dialect, turn, state, created) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
             *(id, network, keys.id, caller.name, digest, dialect, turn, now),
         )
-        self.write("UPDATE keys SET used = ? WHERE id = ?", now, keys.id)
+        self.touch_keys(keys.id)
         job = self.job(id)
         assert job is not None
         return job
@@ -281,9 +339,14 @@ class Store:
             return self.job(id)
         return None
 
-    def put_back(self, id: str) -> None:
-        """Return a job to its old place in the queue, the first."""
-        self.write("UPDATE jobs SET state = 'queued', started = NULL WHERE id = ? AND state = 'running'", id)
+    def put_back(self, id: str, uncount: bool = False) -> None:
+        """Return a job to its old place in the queue, the first. `uncount`: its attempt does not count."""
+        self.write(
+            "UPDATE jobs SET state = 'queued', started = NULL, attempts = attempts - ? "
+            "WHERE id = ? AND state = 'running'",
+            int(uncount),
+            id,
+        )
 
     def end(self, id: str, state: State, error: str | None = None) -> None:
         """Save the outcome and delete the request."""
@@ -313,14 +376,28 @@ class Store:
             "(SELECT keys FROM jobs WHERE state IN ('queued', 'running'))",
             now - self.settings.keys_seconds,
         )
-        for (id,) in unused:
+        abandoned = [
+            (keys.id,)
+            for (id,) in self.read("SELECT id FROM keys WHERE used < ?", now - self.settings.upload_seconds)
+            if (keys := self.key_set(id)) is not None
+            and not self.complete(keys)
+            and self.arrived.get(id, 0.0) < now - self.settings.upload_seconds
+        ]
+        for (id,) in [*unused, *abandoned]:
             self.delete_keys(id)
-        return len(answered) + len(gone) + len(unused)
+        return len(answered) + len(gone) + len(unused) + len(abandoned)
+
+    def touch_keys(self, id: str) -> None:
+        """Note that keys were used, or that bytes of them arrived."""
+        self.write("UPDATE keys SET used = ? WHERE id = ?", time.time(), id)
 
 
-def save_durably(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def folder_size(folder: Path) -> int:
+    return sum(file_size(path) for path in folder.iterdir()) if folder.is_dir() else 0

@@ -25,6 +25,7 @@ from polynext.encrypted.remote import RemoteClient
 from polynext.encrypted.runtime.backends.protocol import Savable
 from polynext.preprocessing import Preprocessing
 from polynext.service import LocalWorkers, Service, Settings, Store, Tokens, create_app, load_networks
+from polynext.service.run import server_config
 from tests.circuit.test_circuit import small_network
 from tests.encrypted.conftest import SAME_EVERYWHERE
 
@@ -83,7 +84,7 @@ class Running:
     async def run(self) -> None:
         workers = LocalWorkers({name: network.folder for name, network in self.networks.items()}, self.settings)
         self.service = Service(self.networks, workers, Store(self.data, self.settings), self.settings)
-        config = uvicorn.Config(create_app(self.service, self.tokens), log_level="error", access_log=False)
+        config = server_config(create_app(self.service, self.tokens), self.settings)
         config.timeout_graceful_shutdown = 1
         self.server = uvicorn.Server(config)
         await self.service.start()

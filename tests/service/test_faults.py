@@ -56,7 +56,7 @@ def test_twenty_clients_at_the_same_time(
 def test_clients_beyond_the_limit_learn_when_to_try_again(
     start: Start, seal_folder: Path, examples: np.ndarray
 ) -> None:
-    running = start(seal_folder, workers=1, queue=3)
+    running = start(seal_folder, workers=1, queue=5)
     by_hand = ByHand(running)
     keys, data = by_hand.send_keys(), by_hand.ciphertext(examples[0])
     process = running.service.workers.process.pid

@@ -72,6 +72,7 @@ def test_jobs_and_keys_survive_a_restart(opened: Opener) -> None:
     running, waiting, lost, done = (add(store, keys, ANN) for _ in range(4))
     assert store.start_next()
     store.request(lost).unlink()
+    store.answer(done).write_bytes(b"answer")
     store.end(done, "done")
     (store.jobs / "unknown").mkdir()
     store.close()
@@ -150,8 +151,89 @@ def test_limits_of_jobs_keys_and_disk(opened: Opener) -> None:
     keys_of(store, ANN, "1")
     with pytest.raises(Refusal, match="2 of at most 2 key sets"):
         keys_of(store, ANN, "2")
+    other = opened("other", free_disk=2**60)
     with pytest.raises(Refusal, match="disk is full") as refusal:
-        keys_of(store, BOB, "3")
+        other.grow(keys_of(other, ANN), 1)
     assert refusal.value.status == 507
-    with pytest.raises(Refusal, match="disk is full"):
-        keys_of(opened("other", free_disk=2**60), ANN)
+
+
+def test_announced_keys_take_no_space_until_they_arrive(opened: Opener) -> None:
+    store = opened(key_disk=25)
+    anns = [keys_of(store, Caller("ann", 100, 100), digest) for digest in "0123456789"]
+    bobs = keys_of(store, BOB, "a")
+    store.grow(bobs, 10)
+    store.grow(anns[0], 10)
+    with pytest.raises(Refusal, match="disk is full"):  # ann would have more than bob
+        store.grow(anns[0], 10)
+    assert store.stored[bobs.id] == store.stored[anns[0].id] == 10
+
+
+def test_a_full_disk_is_shared_equally(opened: Opener) -> None:
+    """A newcomer's keys replace those of the caller with the most, least recently used first, but none in use."""
+    store = opened(key_disk=100)
+    many = Caller("ann", 100, 100)
+    anns = [keys_of(store, many, digest) for digest in "0123456789"]
+    for keys in anns:
+        store.grow(keys, 10)
+    add(store, anns[0], many)
+    store.grow(keys_of(store, BOB, "a"), 20)
+    assert [keys.id in store.stored for keys in anns] == [True, False, False] + [True] * 7
+    assert store.deleted_keys == [anns[1].id, anns[2].id], "workers are told"
+    store.grow(keys_of(store, Caller("eve", 1, 1), "b"), 20)
+    assert sum(store.stored.values()) == 100
+
+
+def test_incomplete_uploads_expire_in_minutes(opened: Opener) -> None:
+    store = opened(upload_seconds=100)
+    abandoned, arriving, complete = keys_of(store, ANN), keys_of(store, ANN, "1"), keys_of(store, BOB, "2")
+    store.part(complete.id, "relinearisation").write_bytes(b"0123456789")
+    store.write("UPDATE keys SET used = used - 150")
+    store.grow(arriving, 5)
+    store.expire()
+    assert store.stored.keys() == {arriving.id, complete.id} and store.key_set(abandoned.id) is None
+
+
+def test_one_caller_leaves_room_in_the_queue(opened: Opener) -> None:
+    store = opened(queue=9)
+    ann, bob = keys_of(store, ANN), keys_of(store, BOB, "1")
+    for keys, caller, most in ((ann, ANN, 5), (bob, BOB, 2)):
+        for _ in range(most):
+            store.require_queue_slot(caller, 1.0)
+            add(store, keys, caller)
+    for caller in (ANN, BOB):
+        with pytest.raises(Refusal, match="jobs in the queue"):
+            store.require_queue_slot(caller, 1.0)
+            add(store, bob, caller)
+            store.require_queue_slot(caller, 1.0)
+    store.require_queue_slot(Caller("eve", 1, 1), 1.0)
+
+
+def test_attempts_count_across_restarts(opened: Opener) -> None:
+    store = opened(attempts=2)
+    keys = keys_of(store, ANN)
+    job = add(store, keys, ANN)
+    for _ in range(2):
+        assert store.start_next()
+        store.close()  # without putting the job back, as in a crash
+        store = opened(attempts=2)
+    found = store.job(job)
+    assert found is not None and found.state == "failed" and "in each of 2 attempts" in (found.error or "")
+    orderly = add(store, keys, ANN)
+    for _ in range(4):
+        assert store.start_next()
+        store.put_back(orderly, uncount=True)
+    assert [each.attempts for each in store.jobs_in("queued")] == [0]
+
+
+def test_a_lost_answer_is_a_failure(opened: Opener) -> None:
+    store = opened()
+    keys = keys_of(store, ANN)
+    lost, empty, fine = (add(store, keys, ANN) for _ in range(3))
+    store.answer(empty).touch()
+    store.answer(fine).write_bytes(b"answer")
+    for job in (lost, empty, fine):
+        store.end(job, "done")
+    store.close()
+    store = opened()
+    assert {job.id for job in store.jobs_in("failed")} == {lost, empty}
+    assert [job.id for job in store.jobs_in("done")] == [fine]
