@@ -30,6 +30,15 @@ class OutOfRangeError(PolyNeXtError):
         self.logits = np.where(within[:, None], logits, np.nan)
 
 
+def require_encryption(spec: ClientSpec, allow_unencrypted: bool) -> None:
+    """Raises PolyNeXtError if the backend of a client spec does not encrypt, unless that is allowed."""
+    if not (allow_unencrypted or get_backend(spec.backend).encrypts):
+        raise PolyNeXtError(
+            f"this client spec uses the {spec.backend} backend, which does not encrypt: everybody could read your "
+            "images. Ask the server for a backend that encrypts."
+        )
+
+
 @dataclass(eq=False)
 class Client:
     """A secret key and the client spec that it was made for. `key` is a random name for it.
@@ -43,11 +52,7 @@ class Client:
     allow_unencrypted: bool = False
 
     def __post_init__(self) -> None:
-        if not (self.allow_unencrypted or get_backend(self.spec.backend).encrypts):
-            raise PolyNeXtError(
-                f"this client spec uses the {self.spec.backend} backend, which does not encrypt: everybody could read "
-                "your images. Ask the server for a backend that encrypts."
-            )
+        require_encryption(self.spec, self.allow_unencrypted)
 
     @classmethod
     def keygen(cls, spec: ClientSpec, folder: Path, allow_unencrypted: bool = False) -> "Client":
@@ -55,6 +60,7 @@ class Client:
 
         An interrupted `keygen` leaves no keys, and can be repeated.
         """
+        require_encryption(spec, allow_unencrypted)
         with locked(folder):
             if (folder / SECRET).exists():
                 raise PolyNeXtError(f"{folder} already has a secret key: choose another folder, or delete the key.")
@@ -63,6 +69,7 @@ class Client:
     @classmethod
     def load_or_keygen(cls, spec: ClientSpec, folder: Path, allow_unencrypted: bool = False) -> "Client":
         """Load the keys in a folder, or make them. Several processes may do this at the same time."""
+        require_encryption(spec, allow_unencrypted)
         with locked(folder):
             if (folder / SECRET).exists():
                 return cls.load(folder, allow_unencrypted)

@@ -35,6 +35,7 @@ def fork_context() -> Any:
     except ValueError as error:
         raise PolyNeXtError("this operating system has no fork: serve on Linux or macOS.") from error
 
+
 LOAD_SECONDS = 120.0  # for the keys of one client
 
 

@@ -183,6 +183,15 @@ class ByHand:
     def ask(self, job: str, keys: str, data: bytes, network: str = "small") -> httpx.Response:
         return self.http.put(f"/v1/jobs/{job}", params={"network": network, "keys": keys}, content=data)
 
+    def logits(self, answer: bytes) -> np.ndarray:
+        """Decrypt an answer."""
+        parameters = self.network.spec.parameters
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "answer"
+            file.write_bytes(answer)
+            loaded = self.network.ring.load_ciphertext(file, parameters.depth, parameters.result_scale)
+        return self.network.spec.result_layout.unpack(self.secret.decrypt(loaded))
+
     def ended(self, job: str, seconds: float = PATIENCE) -> dict[str, Any]:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
