@@ -224,6 +224,7 @@ def serve(
     answer_minutes: float = 60.0,
     tokens: Path | None = None,
     cluster: str | None = None,
+    page_origins: list[str] = [],  # noqa: B006  (tyro reads it as "none")
 ) -> None:
     """Server: serve networks over HTTP; the embedded digits network by default.
 
@@ -242,6 +243,7 @@ def serve(
         answer_minutes: minutes that an answer is kept.
         tokens: TOML file with a table [NAME] and token = "..." for each client; others are refused.
         cluster: address of a Ray cluster for the workers; "auto" finds one, "local" starts one here.
+        page_origins: other origins, such as https://page.example.org, whose page may use this service.
     """
     import platformdirs
 
@@ -258,6 +260,7 @@ def serve(
         key_memory=key_memory * MEBIBYTE,
         keys_seconds=key_days * 24 * 3600,
         answer_seconds=answer_minutes * 60,
+        page_origins=tuple(page_origins),
     )
     allowed = None if tokens is None else Tokens.load(tokens, settings)
     data = data or platformdirs.user_data_path("polynext") / "service"

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
@@ -51,6 +52,13 @@ def create_app(service: Service, tokens: Tokens | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.service, app.state.tokens = service, tokens or Tokens()
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=service.settings.page_origins,
+        allow_methods=["GET", "POST", "PUT", "DELETE"],
+        allow_headers=["Authorization"],
+        expose_headers=["Retry-After"],
+    )
     app.add_middleware(RequestLog, service=service)
     add_error_handlers(app)
     for router in (routes.networks, routes.keys, routes.jobs, routes.operation):

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Settings:
         answer_seconds: how long an answer is kept.
         job_seconds: how long a job may run.
         chunk_bytes: most bytes in one request of an upload.
+        page_origins: other origins, such as https://page.example.org, whose page may use this service.
     """
 
     queue: int = 100
@@ -52,9 +54,13 @@ class Settings:
     answer_seconds: float = 3600
     job_seconds: float = 600
     chunk_bytes: int = 256 * 2**20
+    page_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_at_least(0, threads=self.threads)
+        for origin in self.page_origins:
+            if not re.fullmatch(r"https?://[A-Za-z0-9.:\[\]-]+", origin):
+                raise PolyNeXtError(f"`page_origins` has {origin!r}: give origins such as https://page.example.org.")
         require_at_least(1, queue=self.queue, jobs=self.jobs, keys=self.keys, workers=self.workers)
 
 

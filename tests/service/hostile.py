@@ -41,18 +41,18 @@ class HostileService:
         if where.endswith("/events"):
             return "text/event-stream", b"event: job\ndata: " + json.dumps(self.job(where)).encode() + b"\n\n"
         if where.endswith("/answer"):
-            return "application/octet-stream", self.ciphertexts[where.split("/")[3]]
+            return "application/octet-stream", self.ciphertexts.get(where.split("/")[3], b"")
         if where.startswith("/v1/jobs/"):
             if method == "PUT":
                 self.ciphertexts[where.split("/")[3]] = body
             return "application/json", json.dumps(self.job(where)).encode()
-        if where == "/v1/keys":
+        if where == "/v1/keys" and method == "POST":
             announced = json.loads(body)["parts"]
             if [part["sha256"] for part in announced] != [part["sha256"] for part in self.parts]:
                 self.parts = announced
         if where.startswith("/v1/keys") and "/parts/" in where:
             name, start = where.split("/")[-1], int(query["offset"][0])
-            part = next(part for part in self.parts if part["name"] == name)
+            part = next((part for part in self.parts if part["name"] == name), {"name": name, "bytes": 1})
             part["received"] = start + len(body)
             return "application/json", json.dumps(self.part(part)).encode()
         if where.startswith("/v1/keys"):

@@ -4,8 +4,11 @@ import base64
 import io
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +189,40 @@ def test_leaving_the_page_deletes_keys_and_jobs(visit: Visit) -> None:
     assert list(store.keys.iterdir())
     visit.page.goto("about:blank")
     wait_until(lambda: not list(store.keys.iterdir()) and not list(store.jobs.iterdir()))
+
+
+@in_browser
+def test_another_host_can_deliver_the_page(start: Start, seal_folder: Path, tmp_path: Path) -> None:
+    """Whoever does not trust a service to deliver the page can use a copy of it from another origin."""
+    site = Path(shutil.copytree(app.PAGE, tmp_path / "site"))
+    handler = partial(SimpleHTTPRequestHandler, directory=site)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        origin = f"http://127.0.0.1:{server.server_port}"
+        running = start(seal_folder, page_origins=(origin,))
+        html = (site / "index.html").read_text()
+        assert '<meta name="service" content="" />' in html
+        (site / "index.html").write_text(
+            html.replace('name="service" content=""', f'name="service" content="{running.url}"')
+        )
+        Image.new("L", (4, 4), 200).save(tmp_path / "picture.png")
+        with browser.browser() as context:
+            page = context.new_page()
+            requested: list[str] = []
+            page.on("request", lambda request: requested.append(request.url))
+            page.goto(origin)
+            page.wait_for_function("/[0-9]/.test(document.querySelector('#fact-rotations').textContent)")
+            page.set_input_files("#file", tmp_path / "picture.png")
+            page.wait_for_selector("#sheet.filled")
+            page.click("#ask")
+            assert len(browser.logits(page)) == 3
+        server.shutdown()
+        thread.join()
+    from_service = [url for url in requested if url.startswith(running.url)]
+    assert from_service and all(url.startswith(f"{running.url}/v1/") for url in from_service)
+    other = {"Origin": "http://elsewhere.example"}
+    assert "access-control-allow-origin" not in running.http().get("/v1/service", headers=other).headers
 
 
 def test_the_service_works_without_the_page(

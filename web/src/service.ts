@@ -96,7 +96,7 @@ export class Service {
 
   /** Delete `keys/ID` or `jobs/ID`, also while the page closes. */
   async delete(what: string): Promise<void> {
-    await fetch(`v1/${what}`, { method: 'DELETE', headers: this.headers(), keepalive: true })
+    await fetch(address(`v1/${what}`), { method: 'DELETE', headers: this.headers(), keepalive: true })
   }
 
   /** Submit a job with an id chosen by the client. */
@@ -108,7 +108,7 @@ export class Service {
   async follow(job: string, report: (state: Job) => void): Promise<Job> {
     return this.retry(async (alive) => {
       const options = { headers: this.headers(), signal: this.signal ?? null }
-      const response = await fetch(`v1/jobs/${job}/events`, options).catch(() => Promise.reject(DISCONNECTED))
+      const response = await fetch(address(`v1/jobs/${job}/events`), options).catch(() => Promise.reject(DISCONNECTED))
       if (!response.ok) throw await refusalIn(response.status, response.headers, await response.text())
       for await (const state of events(response.body!)) {
         alive()
@@ -139,7 +139,7 @@ export class Service {
   private once(method: string, path: string, { body, progress, most = MOST_JSON }: Options = {}): Promise<Blob> {
     return new Promise((resolve, reject) => {
       const request = new XMLHttpRequest()
-      request.open(method, path)
+      request.open(method, address(path))
       request.responseType = 'blob'
       for (const [name, value] of Object.entries(this.headers())) request.setRequestHeader(name, value)
       request.onerror = request.onabort = () => reject(DISCONNECTED)
@@ -177,6 +177,12 @@ export class Service {
       }
     }
   }
+}
+
+/** The address of a path: at the service in index.html, or where this page comes from. */
+function address(path: string): string {
+  const service = document.querySelector<HTMLMetaElement>('meta[name=service]')?.content
+  return service ? `${service.replace(/\/$/, '')}/${path}` : path
 }
 
 interface Options {
