@@ -57,12 +57,12 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from polynext.cli.encrypted import NO_LIMITS, load_network
+    from polynext.cli.encrypted import load_network
     from polynext.encrypted.compiler.prepare import prepare
 
     folder, run = options.out, load_network(options.network)
     if not (folder / "client").is_dir():
-        prepare(run, folder / "server", options.packed, NO_LIMITS.limits(options.network))
+        prepare(run, images=options.packed).save(folder / "server")
         Client.keygen(load_client_spec(folder / "server"), folder / "client")
     client = Client.load(folder / "client")
     images, labels, _ = run.images("test", options.images)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, shipped_server
+from polynext.encrypted.compiler.shipped import MNIST, SHIPPED, shipped_server
 from polynext.encrypted.remote import connect
 from polynext.preprocessing import open_picture
 from polynext.tables import table
@@ -114,14 +114,14 @@ def ask(running: Running, picture: Path, answers: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--network", choices=[each.name for each in (DIGITS, CIFAR10)], default=DIGITS.name)
+    parser.add_argument("--network", choices=list(SHIPPED), default=MNIST.name)
     parser.add_argument("--visits", type=int, default=3)
     parser.add_argument("--answers", type=int, default=4, help="answers per visit")
     parser.add_argument("--pictures", type=Path, help="folder for screenshots of the page")
     given = parser.parse_args()
     if why := browser.missing():
         raise SystemExit(f"this benchmark needs the page and a browser: {why}.")
-    folder = shipped_server({each.name: each for each in (DIGITS, CIFAR10)}[given.network])
+    folder = shipped_server(SHIPPED[given.network])
     with tempfile.TemporaryDirectory() as data, browser_memory() as memory:
         running = Running(Path(data), folder)
         sample = next(iter(running.networks[given.network].samples.values()))

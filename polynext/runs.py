@@ -190,7 +190,7 @@ def trained(config: TrainConfig, weights: Path) -> Run:
     """The network of a config with weights from a file. Weights in the package use the data sample in the package."""
     sample = f"{config.data.name}-sample"
     if weights.parent == WEIGHTS and sample in DATA_SETS:
-        config = replace(config, data=replace(config.data, name=sample))
+        config = replace(config, data=replace(config.data, name=sample, limit=0, validation=0))
     classes = stored_classes(read_metadata(weights)) or tuple(load_examples(config.data, "test").classes)
     as_built = replace(config, model=replace(config.model, pretrained=False, initial_weights=None))
     with reading(f"the config of {weights} describes no network that can be built: train or download it again."):

@@ -28,33 +28,32 @@ from polynext.threads import cores
 
 if TYPE_CHECKING:  # commands of clients and servers import neither the compiler nor torch
     from polynext.encrypted.compiler.demo import DemoResult
-    from polynext.encrypted.compiler.planner import Limits, Plan
+    from polynext.encrypted.compiler.limits import Limits
+    from polynext.encrypted.compiler.planner import Plan
     from polynext.runs import Run
 
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """Limits of a plan. The networks that come with the package have limits of their own."""
+    """Limits of a plan. By default they are those of the network's training run (`encryption` in its config)."""
 
     memory: int | None = None
-    """Megabytes of memory for the server's process. Default: 2048; cifar10: 8192."""
+    """Megabytes of memory for the server's process."""
     key_memory: int | None = None
-    """Megabytes of rotation keys. Default: 300; digits: 100; cifar10: 1024."""
+    """Megabytes of rotation keys."""
     error: float | None = None
-    """Largest error of the logits, relative to the largest logit. Default: 0.001; digits: 0.002; cifar10: 0.01."""
+    """Largest error of the logits, relative to the largest logit."""
 
     clients: Literal["any", "python"] | None = None
     """Clients to prepare for. any: also the browser page, and servers without polynext-native, with SEAL's keys.
     python: Python clients only, with hybrid keys, which are smaller and faster and need polynext-native on the server.
     Default: any."""
 
-    def limits(self, network: str) -> "Limits":
+    def limits(self, run: "Run") -> "Limits":
         """A network's limits, replaced by those that are given."""
-        from polynext.encrypted.compiler.planner import Limits
-        from polynext.encrypted.compiler.shipped import find_shipped
+        from polynext.encrypted.compiler.prepare import limits_of
 
-        shipped = find_shipped(network)
-        own = Limits() if shipped is None else shipped.limits
+        own = limits_of(run)
         return replace(
             own,
             memory=own.memory if self.memory is None else self.memory * MEBIBYTE,
@@ -79,13 +78,15 @@ def plan(network: Network, images: int = 1, limits: LimitsArg = NO_LIMITS, json:
     """Estimate the cost of running a trained network encrypted on this machine, before any key is made.
 
     Args:
-        network: run folder of a fully polynomial network, a file of its weights, or a shipped network: digits, cifar10.
+        network: run folder of a fully polynomial network, a file of its weights, or a shipped network: mnist, digits,
+            cifar10.
         images: images per ciphertext.
         json: print JSON.
     """
     from polynext.encrypted.compiler.prepare import plan_run
 
-    made = plan_run(load_network(network), images, limits.limits(network))
+    run = load_network(network)
+    made = plan_run(run, images, limits.limits(run), progress=show_planning)
     if json:
         cost = {**made.cost.to_json(), "peak_bytes": made.cost.peak_bytes}
         print(jsonlib.dumps({"parameters": made.parameters.to_json(), "cost": cost}, indent=2))
@@ -103,14 +104,21 @@ def prepare(
     """Server: compile a trained network into a server folder, with a client spec for clients.
 
     Args:
-        network: run folder of a fully polynomial network, a file of its weights, or a shipped network: digits, cifar10.
+        network: run folder of a fully polynomial network, a file of its weights, or a shipped network: mnist, digits,
+            cifar10.
         out: server folder. Its client_spec.json is for clients and contains no weights.
         images: images per ciphertext.
         samples: number of test images to copy. Everybody who opens the service's page can see and try them.
     """
-    from polynext.encrypted.compiler.prepare import prepare as prepare_server
+    from polynext.encrypted.compiler.prepare import prepare as prepare_network
+    from polynext.encrypted.compiler.prepare import save_samples
+    from polynext.encrypted.server import SAMPLES
 
-    print_cost(prepare_server(load_network(network), out, images, limits.limits(network), samples))
+    run = load_network(network)
+    made = prepare_network(run, images=images, limits=limits.limits(run), progress=show_planning)
+    made.save(out)
+    save_samples(run, out / SAMPLES, samples)
+    print_cost(made.plan)
     print(f"\n{out / 'client_spec.json'} is for clients.")
 
 
@@ -148,7 +156,7 @@ def encrypt(
 
     check_inputs(images, digits)
     loaded = Client.load(client)
-    opened = test_digits(digits) if digits else [open_picture(path) for path in images]
+    opened = test_digits(digits, loaded.spec) if digits else [open_picture(path) for path in images]
     prepared = np.stack([loaded.spec.preprocessing(image).astype(np.float64) for image in opened])
     loaded.write_request(prepared, out)
     print(f"{out}: {len(prepared)} images in {mebibytes(out.stat().st_size)}")
@@ -226,10 +234,10 @@ def serve(
     cluster: str | None = None,
     page_origins: list[str] = [],  # noqa: B006  (tyro reads it as "none")
 ) -> None:
-    """Server: serve networks over HTTP; the embedded digits network by default.
+    """Server: serve networks over HTTP; the shipped MNIST network by default.
 
     Args:
-        prepared: server folders, each served under the folder's name, or shipped networks: digits, cifar10.
+        prepared: server folders, each served under the folder's name, or shipped networks: mnist, digits, cifar10.
         host: address to listen on. Use a TLS proxy to serve other machines.
         port: port to listen on; 0 chooses a free one.
         data: folder for keys, jobs and answers, which survive a restart; by default in the user's data folder.
@@ -250,7 +258,7 @@ def serve(
     from polynext.service import Settings, Tokens, load_networks
     from polynext.service import serve as serve_networks
 
-    folders = [server_folder(name) for name in prepared or ["digits"]]
+    folders = [server_folder(name) for name in prepared or ["mnist"]]
     settings = Settings(
         queue=queue,
         jobs=jobs,
@@ -298,12 +306,12 @@ def ask(
     check_inputs(images, digits)
     token = token or os.environ.get("POLYNEXT_TOKEN")
     client = connect(url, network or offer, keys, token, timeout=timeout)
-    prediction = client.predict(test_digits(digits) if digits else images)
+    prediction = client.predict(test_digits(digits, client.client_spec()) if digits else images)
     print_answers(prediction.labels, prediction.logits, json)
 
 
 def demo(
-    network: Network = "digits",
+    network: Network = "mnist",
     images: int = 4,
     packed: int = 1,
     out: Path = Path("encrypted-demo"),
@@ -313,7 +321,7 @@ def demo(
     """Encrypt test images, compute on them, decrypt, and compare with the network in the clear.
 
     Args:
-        network: a shipped network, digits or cifar10, or the run folder of a fully polynomial network.
+        network: a shipped network, mnist, digits or cifar10, or the run folder of a fully polynomial network.
         images: number of test images.
         packed: images per ciphertext.
         out: folder for the client's and the server's files and the figure.
@@ -332,7 +340,7 @@ def demo(
     if shipped is not None and packed == 1 and limits == NO_LIMITS:
         shutil.copytree(shipped_server(shipped), server, dirs_exist_ok=True)
     else:
-        prepare(run, server, packed, limits.limits(network))
+        prepare(run, images=packed, limits=limits.limits(run), progress=show_planning).save(server)
     spec = load_client_spec(server)
     print_cost(spec)
     result = run_demo(run, images, out, count)
@@ -371,17 +379,26 @@ def server_folder(name: str) -> Path:
     return shipped_server(shipped)
 
 
+def show_planning(what: str) -> None:
+    """Show what the planner does on one line of a terminal, or on a line each."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="" if what else "\r", file=sys.stderr, flush=True)
+    elif what:
+        print(what, file=sys.stderr, flush=True)
+
+
 def check_inputs(images: Sequence[Path], digits: int) -> None:
     require_at_least(0, digits=digits)
     if bool(images) == bool(digits):
         raise PolyNeXtError("give image files, or --digits with a number of embedded test digits.")
 
 
-def test_digits(count: int) -> list[Image]:
-    """The first of the embedded test digits."""
+def test_digits(count: int, spec: ClientSpec) -> list[Image]:
+    """The first of the embedded test digits: of MNIST for a network of drawings, of scikit-learn for others."""
     from polynext.data import DataConfig, load_examples
 
-    examples = load_examples(DataConfig(), "test")
+    name = "mnist-drawings-sample" if spec.preprocessing.crop == "drawing" else "digits"
+    examples = load_examples(DataConfig(name=name), "test")
     return [examples.image(i) for i in range(min(count, len(examples)))]
 
 
@@ -468,7 +485,7 @@ commands = Commands(
         "encrypt": Command("client: encrypt images into a request", f"{HERE}:encrypt"),
         "run": Command("server: compute on a request", f"{HERE}:answer"),
         "decrypt": Command("client: decrypt an answer", f"{HERE}:decrypt"),
-        "serve": Command("server: serve networks over HTTP; by default the embedded digits", f"{HERE}:serve"),
+        "serve": Command("server: serve networks over HTTP; by default the MNIST network", f"{HERE}:serve"),
         "ask": Command("client: classify images with a service", f"{HERE}:ask"),
     },
 )

@@ -8,6 +8,7 @@ from polynext.config.files import field_values, from_yaml, read_config, to_yaml
 from polynext.config.network import build_model
 from polynext.config.training import (
     EmaConfig,
+    EncryptionConfig,
     LoopConfig,
     ModelConfig,
     OptimizerConfig,
@@ -17,6 +18,7 @@ from polynext.config.training import (
 
 __all__ = [
     "EmaConfig",
+    "EncryptionConfig",
     "LoopConfig",
     "ModelConfig",
     "OptimizerConfig",

@@ -133,6 +133,25 @@ class EmaConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncryptionConfig(Config):
+    """The limits that a trained network is planned with for encrypted inference.
+
+    Attributes:
+        memory: megabytes of memory for the server's process.
+        key_memory: megabytes of rotation keys.
+        error: largest error of the logits, relative to the largest logit.
+        ring_degrees: the ring degrees to try; by default all.
+        clients: any for clients in Python and in browsers, or python for hybrid keys, which are smaller and faster.
+    """
+
+    memory: PositiveInt = 2048
+    key_memory: PositiveInt = 300
+    error: Share = 1e-3
+    ring_degrees: tuple[PositiveInt, ...] = ()
+    clients: Literal["any", "python"] = "any"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoopConfig(Config):
     """What every training run has, for classification and segmentation.
 
@@ -184,6 +203,7 @@ class TrainConfig(LoopConfig):
         schedule: the learning rate.
         epochs: passes over the data.
         evaluate_every: epochs between two evaluations; the last epoch is always evaluated.
+        encryption: the limits of encrypted inference with the trained network, if it is fully polynomial.
     """
 
     micro_batch: PositiveInt = 128
@@ -194,6 +214,7 @@ class TrainConfig(LoopConfig):
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     epochs: PositiveInt = 300
     evaluate_every: PositiveInt = 1
+    encryption: EncryptionConfig = field(default_factory=EncryptionConfig)
 
     def check(self) -> None:
         super().check()

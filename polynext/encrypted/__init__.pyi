@@ -1,11 +1,14 @@
 from .client import Client as Client
 from .client import OutOfRangeError as OutOfRangeError
 from .client_spec import ClientSpec as ClientSpec
-from .compiler.planner import Limits as Limits
+from .compiler.limits import Limits as Limits
 from .compiler.planner import Plan as Plan
 from .compiler.planner import make_plan as make_plan
+from .compiler.prepare import PreparedNetwork as PreparedNetwork
 from .compiler.prepare import plan_run as plan_run
 from .compiler.prepare import prepare as prepare
+from .local import LocalClient as LocalClient
+from .local import LocalServer as LocalServer
 from .remote import RemoteClient as RemoteClient
 from .remote import connect as connect
 from .runtime.backends import get_backend as get_backend

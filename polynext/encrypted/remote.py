@@ -36,7 +36,7 @@ from polynext.encrypted.runtime.backends.protocol import Ciphertext, Part
 from polynext.encrypted.session import Progress, RefusedError, Session, printable
 from polynext.encrypted.spec_limits import LARGEST_VALUE
 from polynext.errors import PolyNeXtError, preview
-from polynext.preprocessing import open_picture
+from polynext.preprocessing import Preprocessing, open_picture
 
 OPEN_JOBS = 8  # of one client at a time
 MOST_KEY_SETS = 4  # of one service: a server that changes its parameters must not fill the client's disk
@@ -120,6 +120,10 @@ class RemoteClient:
         """Summaries of the service's networks."""
         return run(self.networks_async())
 
+    def client_spec(self) -> ClientSpec:
+        """The client spec of the network."""
+        return run(self.client_spec_async())
+
     def forget_keys(self) -> None:
         """Delete this client's evaluation keys on the server."""
         run(self.forget_keys_async())
@@ -133,6 +137,10 @@ class RemoteClient:
         async with self.session() as session:
             return [network.model_dump() for network in await self.list_networks(session)]
 
+    async def client_spec_async(self) -> ClientSpec:
+        async with self.session() as session:
+            return await self.fetch_spec(session, await self.choose_network(session))
+
     async def forget_keys_async(self) -> None:
         async with self.session() as session:
             client, _ = await self.prepare_client(session)
@@ -142,7 +150,7 @@ class RemoteClient:
     async def predict_async(self, images: Images) -> Prediction:
         async with self.session() as session:
             client, network = await self.prepare_client(session)
-            prepared = prepare_images(images, client.spec)
+            prepared = prepare_images(images, client.spec.preprocessing)
             keys = await self.send_keys(session, client)
             self.progress("encrypting", 0)
             ciphertexts = await asyncio.to_thread(client.encrypt, prepared)
@@ -170,18 +178,21 @@ class RemoteClient:
     async def prepare_client(self, session: Session) -> tuple[Client, str]:
         """The network's name, and a client with keys for it, which are made if there are none."""
         network = await self.choose_network(session)
+        spec = await self.fetch_spec(session, network)
+        if self.client is None or self.client.spec.fingerprint != spec.fingerprint:
+            self.client = await asyncio.to_thread(self.load_client, spec)
+        self.client.spec = spec
+        return self.client, network
+
+    async def fetch_spec(self, session: Session, network: str) -> ClientSpec:
         table = await session.json("GET", f"v1/networks/{network}")
         try:
-            spec = ClientSpec.from_json(table)
+            return ClientSpec.from_json(table)
         except ValueError as error:
             raise PolyNeXtError(
                 f"{self.url} has a client spec of another version ({printable(str(error))}): use the same version of "
                 "polynext on both sides."
             ) from error
-        if self.client is None or self.client.spec.fingerprint != spec.fingerprint:
-            self.client = await asyncio.to_thread(self.load_client, spec)
-        self.client.spec = spec
-        return self.client, network
 
     async def list_networks(self, session: Session) -> list[NetworkSummary]:
         return await session.read(list[NetworkSummary], "GET", "v1/networks")
@@ -291,12 +302,12 @@ class RemoteClient:
             ) from None
 
 
-def prepare_images(images: Images, spec: ClientSpec) -> Array:
+def prepare_images(images: Images, preprocessing: Preprocessing) -> Array:
     if isinstance(images, np.ndarray):
         prepared = np.asarray(images, dtype=np.float64)
     else:
         opened = [image if isinstance(image, Image.Image) else open_picture(Path(image)) for image in images]
-        prepared = np.array([spec.preprocessing(image).astype(np.float64) for image in opened])
+        prepared = np.array([preprocessing(image).astype(np.float64) for image in opened])
     if len(prepared) == 0:
         raise PolyNeXtError("there are no images: give at least one.")
     # The limit does not depend on the server, so that a refusal tells it nothing.

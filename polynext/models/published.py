@@ -33,7 +33,7 @@ PUBLISHED = {
 
 # Models whose trained weights are shipped with the package, in files of these names.
 WEIGHTS = Path(__file__).parent / "weights"
-SHIPPED = ("cpolynext_nano_bn.digits", "cpolynext_cipher_bn.cifar10")
+SHIPPED = ("cpolynext_mnist_bn.mnist", "cpolynext_nano_bn.digits", "cpolynext_cipher_bn.cifar10")
 
 
 def shipped_weights(name: str) -> Path | None:

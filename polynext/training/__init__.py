@@ -13,6 +13,7 @@ require("train")
 
 from polynext.config import (
     EmaConfig,
+    EncryptionConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -32,6 +33,7 @@ __all__ = [
     "DivergedError",
     "DryRunReport",
     "EmaConfig",
+    "EncryptionConfig",
     "Interrupted",
     "ModelConfig",
     "OptimizerConfig",

@@ -1,26 +1,22 @@
 """Options of `polynext encrypted`."""
 
-import re
+from dataclasses import replace
 
 import pytest
 
 from polynext.cli import main
-from polynext.encrypted.compiler.planner import Limits
-from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS
+from polynext.cli.encrypted import LimitOptions
+from polynext.encrypted.compiler.limits import Limits
+from polynext.encrypted.compiler.prepare import limits_of
+from polynext.encrypted.compiler.shipped import DIGITS
 from polynext.encrypted.runtime.cost import MEBIBYTE
 
 
-@pytest.mark.parametrize("command", ["plan", "prepare", "demo"])
-def test_help_gives_the_true_limits(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["encrypted", command, "--help"])
-    printed = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    fields = {"--memory": ("memory", MEBIBYTE), "--key-memory": ("keys", MEBIBYTE), "--error": ("error", 1)}
-    for option, (field, unit) in fields.items():
-        limits = {"Default": Limits(), "digits": DIGITS.limits, "cifar10": CIFAR10.limits}
-        values = {name: getattr(each, field) / unit for name, each in limits.items()}
-        shown = [f"{name}: {v:g}" for name, v in values.items() if name == "Default" or v != values["Default"]]
-        assert re.search(rf"{option} [^-]*{'; '.join(shown)}\.", printed), (option, printed)
+def test_options_replace_the_limits_of_the_run() -> None:
+    run = DIGITS.load()
+    own = limits_of(run)
+    assert LimitOptions().limits(run) == own == Limits(keys=100 * MEBIBYTE, error=2e-3)
+    assert LimitOptions(key_memory=7, error=0.5).limits(run) == replace(own, keys=7 * MEBIBYTE, error=0.5)
 
 
 def test_the_old_option_for_the_network_still_works(capsys: pytest.CaptureFixture[str]) -> None:

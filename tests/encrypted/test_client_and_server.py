@@ -439,14 +439,14 @@ def test_the_demo_classifies_encrypted_digits(
 @pytest.mark.slow
 def test_a_hundred_encrypted_digits(tmp_path: Path) -> None:
     """The claim of the README: encrypted predictions equal those in the clear."""
-    from polynext.encrypted.compiler.prepare import prepare
+    from polynext.encrypted import Limits, prepare
     from polynext.encrypted.compiler.shipped import DIGITS
 
     trained = DIGITS.load()
     everything, labels, _ = trained.images("test", 10_000)
     assert (logits(trained.model, everything).argmax(axis=1) == labels).mean() >= 0.97
     images, wanted = everything[:100], logits(trained.model, everything[:100])
-    prepare(trained, tmp_path / "server", images=8)
+    prepare(trained, images=8, limits=Limits(error=1e-3)).save(tmp_path / "server")
     client = Client.keygen(ClientSpec.load(tmp_path / "server" / "client_spec.json"), tmp_path / "client")
     server = Server.load(tmp_path / "server", tmp_path / "client" / EVALUATION, cores())
     client.write_request(images, tmp_path / "request.enc")

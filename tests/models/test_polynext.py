@@ -26,7 +26,9 @@ KINDS = [n for n in NAMES if n.removesuffix("_bn").endswith(("tiny", "lowres", "
 
 def image_size(name: str) -> int:
     """Small images for the four-stage networks, the default for the others."""
-    return {"lowres": 16, "micro": 16, "cipher": 32, "nano": 8}.get(name.removesuffix("_bn").split("_")[1], 64)
+    return {"lowres": 16, "micro": 16, "cipher": 32, "mnist": 28, "nano": 8}.get(
+        name.removesuffix("_bn").split("_")[1], 64
+    )
 
 
 def build(name: str, **options):
@@ -36,14 +38,14 @@ def build(name: str, **options):
 
 
 def images(name: str, batch: int = 2, channels: int | None = None) -> torch.Tensor:
-    channels = channels or (1 if "nano" in name or "digits" in name else 3)
+    channels = channels or (1 if "nano" in name or "digits" in name or "mnist" in name else 3)
     return torch.randn(batch, channels, image_size(name), image_size(name))
 
 
 def test_every_name_of_the_family_is_registered() -> None:
     sizes = ["tiny", "small", "base", "large", "nano", "ablate_digits", "ablate_cifar10"]
     expected = {f"{kind}polynext_{size}" for kind in "ca" for size in sizes}
-    expected |= {f"cpolynext_{size}" for size in ("lowres", "micro", "cipher")}
+    expected |= {f"cpolynext_{size}" for size in ("lowres", "micro", "cipher", "mnist")}
     expected |= {f"{name}_bn" for name in expected}
     assert set(NAMES) == expected == set(timm.list_models("*polynext*"))
 
@@ -292,7 +294,11 @@ def test_a_failing_download_has_a_message(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("tagged", "classes", "accuracy"),
-    [("cpolynext_nano_bn.digits", "0123456789", 0.98), ("cpolynext_cipher_bn.cifar10", CIFAR10, 0.78)],
+    [
+        ("cpolynext_mnist_bn.mnist", "0123456789", 0.98),
+        ("cpolynext_nano_bn.digits", "0123456789", 0.98),
+        ("cpolynext_cipher_bn.cifar10", CIFAR10, 0.78),
+    ],
 )
 def test_shipped_weights_have_their_accuracy(tagged: str, classes: str, accuracy: float, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -180,11 +180,12 @@ class Recorder:
 @pytest.mark.slow
 def test_the_embedded_network_answers_encrypted_digits(start: Start, tmp_path: Path) -> None:
     """The default network of `polynext encrypted serve`."""
-    from polynext.data import DataConfig, load_examples
-    from polynext.encrypted.compiler.shipped import DIGITS, shipped_server
+    from polynext.data import load_examples
+    from polynext.encrypted.compiler.shipped import MNIST, shipped_server
 
     running = start(shipped_server())
-    trained, digits = DIGITS.load(), load_examples(DataConfig(), "test")
+    trained = MNIST.load()
+    digits = load_examples(trained.data, "test")
     client = connect(running.url, keys=tmp_path / "keys", progress=lambda what, share: None, timeout=2 * PATIENCE)
     result = client.predict([digits.image(i) for i in range(4)])
     images = np.stack([trained.preprocessing(digits.image(i)).astype(np.float64) for i in range(4)])

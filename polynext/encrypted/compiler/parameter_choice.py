@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from polynext.encrypted.compiler.limits import DoesNotFitError
 from polynext.encrypted.compiler.outlines import needed_prime_bits
 from polynext.encrypted.runtime.backends.protocol import Security
 from polynext.encrypted.runtime.levels import StepOutline
 from polynext.encrypted.runtime.parameters import Parameters
-from polynext.errors import PolyNeXtError
 
 # Rounding a value costs about 4 times the precision of rounding a weight at the same scale.
 WEIGHTS_TO_VALUES = 4
@@ -21,14 +21,6 @@ MOST_SCALE_BITS, LEAST_SCALE_BITS, LEAST_LAZY_SCALE_BITS = 34, 26, 20
 
 # The most special primes of hybrid keys.
 MOST_SPECIAL_PRIMES = 8
-
-
-class DoesNotFitError(PolyNeXtError):
-    """The network cannot be run encrypted within the limits: it takes `excess` times as much as one of them allows."""
-
-    def __init__(self, message: str, excess: float = math.inf):
-        super().__init__(message)
-        self.excess = excess
 
 
 def choose_parameters(

@@ -3,10 +3,9 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Literal
 
 import numpy as np
 
@@ -15,6 +14,13 @@ from polynext.circuit.graph import Circuit, Product
 from polynext.circuit.rewrites import factor_sums, merge_linear_maps, normalise, patches_first, split, structured
 from polynext.circuit.structure import TooWideError
 from polynext.encrypted.compiler.complex_packing import pack_complex_values
+from polynext.encrypted.compiler.limits import (
+    DoesNotFitError,
+    Limits,
+    Progress,
+    TooImpreciseError,
+    raised_limits,
+)
 from polynext.encrypted.compiler.materialised import Candidates, Materialised
 from polynext.encrypted.compiler.outlines import (
     computed_values,
@@ -24,7 +30,6 @@ from polynext.encrypted.compiler.outlines import (
 )
 from polynext.encrypted.compiler.parameter_choice import (
     MOST_SPECIAL_PRIMES,
-    DoesNotFitError,
     choose_parameters,
     choose_special_primes,
     rounding_error,
@@ -34,10 +39,10 @@ from polynext.encrypted.compiler.program_builder import build_program, choose_gi
 from polynext.encrypted.compiler.rotations import RotationSeconds, choose_rotations
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import Backend, Costs
-from polynext.encrypted.runtime.cost import MEBIBYTE, CostEstimate, estimate_cost, mebibytes
+from polynext.encrypted.runtime.cost import CostEstimate, estimate_cost, mebibytes
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.encrypted.runtime.program import Program
-from polynext.errors import PolyNeXtError, require_share
+from polynext.errors import PolyNeXtError
 
 # Operands of products are scaled to about this size. Larger ones are less affected by the noise of a rescale, smaller
 # ones leave more digits to the plaintexts that they are multiplied by.
@@ -49,38 +54,6 @@ MOST_TRIALS = 20
 FINALISTS = 3
 # A trial plan is not completed if its predicted error is more than this many times the limit.
 HOPELESS = 1.5
-
-
-class TooImpreciseError(DoesNotFitError):
-    """The error of the result would be larger than the limit."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of an encrypted run.
-
-    `memory` and `keys` are bytes. `ring_degrees` are those to try, by default all that the backend supports. `error` is
-    the error of the logits relative to the largest logit, and `flips` the share of predictions that change.
-
-    `clients` are those that the network is prepared for: "any", also the browser page and servers without the native
-    evaluator, with SEAL's keys; or "python", with hybrid keys, which are smaller and faster and allow a ring of 2^16.
-    """
-
-    memory: int = 2048 * MEBIBYTE
-    keys: int = 300 * MEBIBYTE
-    ring_degrees: tuple[int, ...] | None = None
-    error: float = 1e-3
-    flips: float = 0.01
-    clients: Literal["any", "python"] = "any"
-
-    def __post_init__(self) -> None:
-        require_share(error=self.error, flips=self.flips)
-        if self.clients not in ("any", "python"):
-            raise PolyNeXtError(f"`clients` is {self.clients!r}: choose any or python.")
-
-    @property
-    def hybrid_keys(self) -> bool:
-        return self.clients == "python"
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,49 +79,73 @@ def make_plan(
     limits: Limits | None = None,
     backend: str = "seal",
     costs: Callable[[int, int, int], Costs] | None = None,
+    progress: Progress | None = None,
 ) -> Plan:
     """The fastest plan found for running a circuit encrypted with 128-bit security.
 
     `circuit` is as lowered. `examples` (B, *image shape) are typical images: values are scaled and the range of the
     result is chosen by them. `images` is the number of images in one ciphertext. `costs` returns the costs of
     operations at a ring degree, on a number of threads and with a number of special primes, by default those of the
-    backend on this machine.
+    backend on this machine. `progress` is called with what the planner does. If the network does not fit, the message
+    names limits that it fits.
     """
     limits = limits or Limits()
     chosen = get_backend(backend)
     possible = tuple(chosen.security.limits(limits.hybrid_keys))
-    merged = merge_linear_maps(factor_sums(structured(patches_first(circuit))))
-    logits = circuit(examples).reshape(len(examples), -1)
-    candidates = Candidates(merged)
-    longest = max((node.size for node in merged.order if isinstance(node, Product)), default=0)
-    known_costs = cache(costs or chosen.costs)
-    reasons = []
-    best: ChosenPlan | None = None
-    for ring_degree in limits.ring_degrees or possible:
+    for ring_degree in limits.ring_degrees or ():
         if ring_degree not in possible:
             raise PolyNeXtError(
                 f"the {backend} backend has no ring degree {ring_degree} for {limits.clients} clients: choose among "
                 f"{', '.join(map(str, possible))}."
             )
-        reason = ""
-        for lazy in (True, False):
-            search = Search(ring_degree, examples, logits, images, limits, chosen, known_costs, lazy)
-            best, failure = search.best(candidates, best)
-            if best is not None and not isinstance(failure, TooImpreciseError):
-                break  # without lazy rescaling there are more primes, and longer scales
-            reason = reason or f"at ring degree {ring_degree} {failure}"
-        if best is not None and longest * images <= ring_degree // 2:
-            break  # a larger ring makes operations slower, and does not save any if no value had to be split
-        reasons.append(reason)
-    if best is not None:
-        plan = best.plan
+    merged = merge_linear_maps(factor_sums(structured(patches_first(circuit))))
+    logits = circuit(examples).reshape(len(examples), -1)
+    candidates = Candidates(merged)
+    known_costs, report = cache(costs or chosen.costs), progress or (lambda what: None)
+
+    def search(limits: Limits) -> Plan:
+        def at(ring_degree: int, lazy: bool) -> Search:
+            return Search(ring_degree, examples, logits, images, limits, chosen, known_costs, lazy, report)
+
+        return best_plan(candidates, [(at(n, True), at(n, False)) for n in limits.ring_degrees or possible])
+
+    try:
+        plan = search(limits)
         two_threads = known_costs(plan.parameters.ring_degree, 2, plan.parameters.special_primes)
         seconds = estimate_cost(plan.program, plan.parameters, two_threads).seconds
         return replace(plan, cost=replace(plan.cost, seconds_on_two_cores=seconds))
-    raise DoesNotFitError(
-        f"this network does not fit for {images} image{'s' * (images > 1)} in a ciphertext: {'; '.join(reasons)}. "
-        "Take a network with fewer or narrower layers, fewer images, or allow more memory."
-    )
+    except DoesNotFitError as error:
+        fitting = raised_limits(limits, error, search, report)
+        fix = "Take a network with fewer or narrower layers, or fewer images."
+        raise DoesNotFitError(
+            f"this network does not fit for {images} image{'s' * (images > 1)} in a ciphertext: {error}. "
+            f"{fix if fitting is None else f'It fits with {fitting.options(limits)}.'}",
+            error.excess,
+            error.needs,
+        ) from None
+    finally:
+        report("")
+
+
+def best_plan(candidates: Candidates, searches: Iterable[tuple["Search", "Search"]]) -> Plan:
+    """The fastest plan of searches at growing ring degrees, each with lazy rescaling and without it."""
+    longest = max((node.size for node in candidates.merged.order if isinstance(node, Product)), default=0)
+    reasons: list[DoesNotFitError] = []
+    best: ChosenPlan | None = None
+    for lazy, eager in searches:
+        best, failure = lazy.best(candidates, best)
+        if best is None or isinstance(failure, TooImpreciseError):
+            first = failure
+            best, failure = eager.best(candidates, best)  # which has more primes, and longer scales
+            if (reason := first or failure) is not None:
+                message = f"at ring degree {lazy.ring_degree} {reason}"
+                reasons.append(DoesNotFitError(message, reason.excess, reason.needs))
+        if best is not None and longest * lazy.images <= lazy.ring_degree // 2:
+            break  # a larger ring makes operations slower, and does not save any if no value had to be split
+    if best is not None:
+        return best.plan
+    nearest = min(reasons, key=lambda reason: reason.excess if reason.needs else math.inf)
+    raise DoesNotFitError("; ".join(map(str, reasons)), nearest.excess, nearest.needs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +177,7 @@ class Search:
     backend: Backend
     costs: Callable[[int, int, int], Costs]
     lazy: bool
+    report: Progress
     special_primes: int | None = None  # of hybrid keys; by default as many as cost no precision
 
     def costs_with(self, parameters: Parameters) -> Costs:
@@ -238,13 +236,20 @@ class Search:
         def seconds(chosen: Materialised) -> float:
             return merit(chosen)[0]
 
+        def report() -> None:
+            fastest = min(map(seconds, made), default=math.inf)
+            found = f", the fastest {fastest:.2f} s" if fastest < math.inf else ""
+            self.report(f"planning at ring degree {self.ring_degree}: {len(made)} of {MOST_TRIALS} trial plans{found}")
+
         for chosen in dict.fromkeys(candidates.by_reason()):
             made[chosen] = self.try_plan(candidates, chosen, min(map(seconds, made), default=math.inf))
+            report()
         first = min(made, key=seconds)
         while len(made) < MOST_TRIALS and seconds(first) < math.inf:
             untried = (chosen for chosen in candidates.neighbours(first) if chosen not in made)
             for chosen in itertools.islice(untried, MOST_TRIALS - len(made)):
                 made[chosen] = self.try_plan(candidates, chosen, seconds(first))
+                report()
             better = min(made, key=seconds)
             if seconds(better) == seconds(first):
                 break
@@ -272,6 +277,7 @@ class Search:
                 break
             if excess * rounding_error(trial.parameters) > HOPELESS:
                 continue
+            self.report(f"planning at ring degree {self.ring_degree}: completing a plan of about {trial.seconds:.2f} s")
             try:
                 plan = self.complete(trial, self.split(candidates.circuit(chosen)))
                 completed += 1
@@ -299,7 +305,9 @@ class Search:
         except TooWideError:
             return DoesNotFitError("its maps grow too wide")
         except DoesNotFitError as error:
-            return DoesNotFitError(str(error), error.excess)  # without the traceback, which refers to the circuit
+            return DoesNotFitError(
+                str(error), error.excess, error.needs
+            )  # without the traceback, which refers to the circuit
 
     def split(self, expanded: Circuit) -> Circuit:
         """Splits values that are longer than a ciphertext."""
@@ -348,11 +356,13 @@ class Search:
                 f"its {len(program.rotations)} rotation keys take {mebibytes(cost.key_bytes)} where "
                 f"{mebibytes(self.limits.keys)} are allowed",
                 cost.key_bytes / max(self.limits.keys, 1),
+                ("keys", len(program.rotations) * parameters.key_bytes),
             )
         if cost.peak_bytes - trial * cost.key_bytes > self.limits.memory:
             raise DoesNotFitError(
                 f"it takes {mebibytes(cost.peak_bytes)} of memory where {mebibytes(self.limits.memory)} are allowed",
                 cost.peak_bytes / max(self.limits.memory, 1),
+                ("memory", cost.peak_bytes),
             )
         return Plan(circuit, program, self.backend.name, parameters, cost)
 
@@ -376,13 +386,13 @@ class Search:
     def with_precision(self, plan: Plan) -> Plan:
         """Adds the predicted error to a plan's cost. Raises TooImpreciseError if it is beyond the limits."""
         found = predict(plan.program, plan.parameters, self.examples, self.logits)
-        for what, value, allowed in (
-            ("logits would be off by {} of the largest", found.error, self.limits.error),
-            ("noise would change {} of the predictions", found.flips, self.limits.flips),
+        for name, what, value, allowed in (
+            ("error", "logits would be off by {} of the largest", found.error, self.limits.error),
+            ("flips", "noise would change {} of the predictions", found.flips, self.limits.flips),
         ):
             if not value <= allowed:
                 message = f"its {what.format(f'{value:.2g}')} where {allowed:g} is allowed"
-                raise TooImpreciseError(message, found.error / self.limits.error)
+                raise TooImpreciseError(message, found.error / self.limits.error, (name, value))
         cost = replace(
             plan.cost,
             largest_logit=self.largest_logit,

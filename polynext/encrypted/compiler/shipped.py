@@ -1,13 +1,13 @@
 """The trained networks that ship with the package. Each is prepared for encryption when it is first used.
 
 They are not shipped prepared, because a plan belongs to the planner and file formats of one version. Preparing the
-digits network takes seconds and is done once.
+MNIST network takes seconds and is done once.
 """
 
 import hashlib
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,26 +15,23 @@ import platformdirs
 
 from polynext import __version__
 from polynext.encrypted.client_spec import VERSION as CLIENT_SPEC_VERSION
-from polynext.encrypted.compiler.planner import Limits
 from polynext.encrypted.runtime.backends import get_backend
-from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.encrypted.runtime.program_file import VERSION as PROGRAM_VERSION
-from polynext.encrypted.server import load_client_spec, load_server
+from polynext.encrypted.server import SAMPLES, load_client_spec, load_server
 from polynext.errors import PolyNeXtError
 
 if TYPE_CHECKING:
     from polynext.runs import Run
 
-SAMPLES = 10  # public test images in a prepared folder
+SAMPLE_COUNT = 10  # public test images in a prepared folder
 
 
 @dataclass(frozen=True)
 class ShippedNetwork:
-    """A shipped network and the limits that its encrypted form is planned with."""
+    """A shipped network. Its weights file has the config of its training run, with the limits of its plan."""
 
     name: str
     model: str
-    limits: Limits
 
     @property
     def weights(self) -> Path:
@@ -50,24 +47,20 @@ class ShippedNetwork:
         return load_run(self.weights)
 
 
-# Few keys at the cost of more rotations: a browser uploads half of their size, which should stay below 60 MB. A logit
-# error of 2e-3 changes no prediction and takes half the time of 1e-3.
-DIGITS = ShippedNetwork("digits", "cpolynext_nano_bn.digits", Limits(keys=100 * MEBIBYTE, error=2e-3))
-CIFAR10 = ShippedNetwork(
-    "cifar10",
-    "cpolynext_cipher_bn.cifar10",
-    Limits(memory=8192 * MEBIBYTE, keys=1024 * MEBIBYTE, ring_degrees=(2**15,), error=1e-2),
-)
+MNIST = ShippedNetwork("mnist", "cpolynext_mnist_bn.mnist")
+DIGITS = ShippedNetwork("digits", "cpolynext_nano_bn.digits")
+CIFAR10 = ShippedNetwork("cifar10", "cpolynext_cipher_bn.cifar10")
+SHIPPED = {each.name: each for each in (MNIST, DIGITS, CIFAR10)}
 
 
 def find_shipped(name: str) -> ShippedNetwork | None:
     """The shipped network of this name, unless there is a file or folder of this name."""
-    return None if Path(name).exists() else {each.name: each for each in (DIGITS, CIFAR10)}.get(name)
+    return None if Path(name).exists() else SHIPPED.get(name)
 
 
-def shipped_server(chosen: ShippedNetwork = DIGITS) -> Path:
+def shipped_server(chosen: ShippedNetwork = MNIST) -> Path:
     """The server's folder of a shipped network. The first call prepares it in a cache, which takes seconds."""
-    made_from = hashlib.sha256(chosen.weights.read_bytes() + repr(asdict(chosen.limits)).encode()).hexdigest()[:8]
+    made_from = hashlib.sha256(chosen.weights.read_bytes()).hexdigest()[:8]
     engine = get_backend("seal").engine.name  # whose costs the plan is made for
     made_by = f"{__version__}-{made_from}-{CLIENT_SPEC_VERSION}.{PROGRAM_VERSION}-{engine}"
     folder = platformdirs.user_cache_path("polynext") / "prepared" / made_by / chosen.name
@@ -80,12 +73,14 @@ def shipped_server(chosen: ShippedNetwork = DIGITS) -> Path:
 
 def prepare_into(folder: Path, chosen: ShippedNetwork) -> None:
     """Prepares the folder under a temporary name and then moves it, because other processes may do the same."""
-    from polynext.encrypted.compiler.prepare import prepare
+    from polynext.encrypted.compiler.prepare import prepare, save_samples
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
         made = Path(beside) / folder.name
-        prepare(chosen.load(), made, limits=chosen.limits, samples=SAMPLES)
+        run = chosen.load()
+        prepare(run).save(made)
+        save_samples(run, made / SAMPLES, SAMPLE_COUNT)
         shutil.rmtree(folder, ignore_errors=True)
         try:
             made.replace(folder)

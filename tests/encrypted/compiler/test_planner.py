@@ -1,5 +1,6 @@
 """Plans: correct, secure, the same for every backend, and refused with the reason."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from polynext.circuit import Circuit, lower
 from polynext.encrypted import Limits, Plan, make_plan
-from polynext.encrypted.compiler.parameter_choice import DoesNotFitError
+from polynext.encrypted.compiler.limits import DoesNotFitError
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.errors import PolyNeXtError
 from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
@@ -57,6 +58,19 @@ def test_a_network_that_does_not_fit_is_refused_with_the_excess(circuit: Circuit
         make_plan(circuit, examples, limits=Limits(ring_degrees=(2**16,)), costs=SAME_EVERYWHERE)
     with pytest.raises(PolyNeXtError, match="`error` is -1"):
         Limits(error=-1)
+
+
+def test_a_refusal_names_limits_that_fit(circuit: Circuit, examples: np.ndarray) -> None:
+    """With the options in the message, the same network is planned."""
+    tight = Limits(memory=60 * 2**20, keys=20 * 2**20, error=1e-9, ring_degrees=(2**14,))
+    with pytest.raises(DoesNotFitError) as refused:
+        make_plan(circuit, examples, limits=tight, costs=SAME_EVERYWHERE)
+    options = re.search(r"It fits with --memory (\d+) --key-memory (\d+) --error ([\d.e-]+)\.$", str(refused.value))
+    assert options is not None, refused.value
+    memory, keys, error = options.groups()
+    fitting = replace(tight, memory=int(memory) * 2**20, keys=int(keys) * 2**20, error=float(error))
+    cost = make_plan(circuit, examples, limits=fitting, costs=SAME_EVERYWHERE).cost
+    assert cost.peak_bytes <= fitting.memory and cost.error <= fitting.error
 
 
 def test_attention_is_planned() -> None:

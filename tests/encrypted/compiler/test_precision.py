@@ -7,7 +7,7 @@ import pytest
 
 from polynext.circuit import Circuit
 from polynext.encrypted import Limits, make_plan
-from polynext.encrypted.compiler.parameter_choice import DoesNotFitError
+from polynext.encrypted.compiler.limits import DoesNotFitError
 from polynext.encrypted.compiler.precision import NoisyEvaluator, flipped
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.parameters import Parameters

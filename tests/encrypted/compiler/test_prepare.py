@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from polynext.circuit import lower
 from polynext.encrypted import ClientSpec, Limits, make_plan
-from polynext.encrypted.compiler.prepare import client_spec_for, plan_run, save_samples
+from polynext.encrypted.compiler.prepare import client_spec_for, plan_run, prepare, save_samples
 from polynext.errors import PolyNeXtError
 from polynext.preprocessing import Preprocessing
 from tests.circuit.conftest import patch_network
-from tests.encrypted.conftest import SAME_EVERYWHERE, logits, run_clear
+from tests.encrypted.conftest import SAME_EVERYWHERE, logits, promised, run_clear
 
 
 @pytest.mark.parametrize("kernel", [2, 3])
@@ -33,6 +34,31 @@ def test_clients_pack_images_in_patches(kernel: int) -> None:
     assert counted.total("multiply_plain") == plan.cost.plaintext_products
     # The map of the image has one diagonal per distance between channels, not one per distance between pixels.
     assert len(plan.program.steps[0].combinations[0].terms[0].offsets) <= 9 * 16
+
+
+def test_three_verbs(trained: Any, examples: np.ndarray, tmp_path: Path) -> None:
+    """Prepare, serve and ask: the client's logits are those in the clear, and only the client has the secret key."""
+    run: Any = SimpleNamespace(
+        model=trained,
+        config=None,
+        preprocessing=Preprocessing(size=4, resize=4, mean=(0.0,), std=(1.0,)),
+        class_names=["a", "b", "c"],
+    )
+    steps: list[str] = []
+    private = prepare(run, examples, progress=steps.append)
+    assert any("ring degree" in step for step in steps) and steps[-1] == ""
+    client = private.server().client()
+    prediction = client.predict(examples[:2])
+    wanted = logits(trained, examples[:2])
+    assert np.abs(prediction.logits - wanted).max() < promised(private.cost)
+    assert prediction.labels == tuple("abc"[i] for i in wanted.argmax(axis=1))
+    assert not any(isinstance(value, type(client.client.secret)) for value in vars(client.server).values())
+    image = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4))
+    assert client.predict([image]).logits.shape == (1, 3)
+    private.save(tmp_path / "server")
+    assert ClientSpec.load(tmp_path / "server" / "client_spec.json").fingerprint == private.spec.fingerprint
+    with pytest.raises(PolyNeXtError, match=r"`prepare\(run\)\.save\(folder\)` writes a server folder"):
+        prepare(run, tmp_path)  # type: ignore[arg-type]
 
 
 def test_planning_needs_the_training_data() -> None:

@@ -8,12 +8,19 @@ import pytest
 
 from polynext.encrypted.compiler import prepare as prepare_module
 from polynext.encrypted.compiler import shipped
-from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, shipped_server
+from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, MNIST, SHIPPED, ShippedNetwork, shipped_server
 from polynext.errors import PolyNeXtError
+from polynext.recipes import recipe
 
 
 def test_shipped_weights_are_in_the_package() -> None:
-    assert all(network.weights.is_file() for network in (DIGITS, CIFAR10))
+    assert all(network.weights.is_file() for network in SHIPPED.values())
+
+
+@pytest.mark.parametrize(("network", "name"), [(MNIST, "mnist"), (DIGITS, "digits"), (CIFAR10, "cipher")])
+def test_weights_have_the_limits_of_their_recipe(network: ShippedNetwork, name: str) -> None:
+    run = network.load()
+    assert run.config is not None and run.config.encryption == recipe(name).encryption
 
 
 def test_a_network_is_prepared_only_if_the_cache_cannot_be_loaded(
@@ -21,21 +28,23 @@ def test_a_network_is_prepared_only_if_the_cache_cannot_be_loaded(
 ) -> None:
     prepared = []
 
-    def prepare(run: Any, folder: Path, **options: Any) -> None:
-        prepared.append(options["limits"])
-        folder.mkdir()
-        (folder / "program.npz").touch()
+    class Prepared:
+        def save(self, folder: Path) -> None:
+            prepared.append(folder.name)
+            folder.mkdir()
+            (folder / "program.npz").touch()
 
     def load_server(folder: Path, spec: Any) -> None:
         if not (folder / "program.npz").is_file():
             raise PolyNeXtError("there is no program")
 
-    monkeypatch.setattr(prepare_module, "prepare", prepare)
+    monkeypatch.setattr(prepare_module, "prepare", lambda run: Prepared())
+    monkeypatch.setattr(prepare_module, "save_samples", lambda *given: None)
     monkeypatch.setattr(shipped, "load_server", load_server)
     monkeypatch.setattr(shipped, "load_client_spec", lambda folder: None)
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / name)
     monkeypatch.setattr(shipped.ShippedNetwork, "load", lambda self: None)
     first, second = shipped_server(), shipped_server()
-    assert first == second and first.name == "digits" and prepared == [DIGITS.limits]
+    assert first == second and first.name == "mnist" and prepared == ["mnist"]
     (first / "program.npz").unlink()  # as if it were damaged
     assert shipped_server() == first and len(prepared) == 2
