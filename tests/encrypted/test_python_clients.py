@@ -9,7 +9,7 @@ import pytest
 
 from polynext.circuit import Circuit
 from polynext.encrypted import Client, ClientSpec, Limits, Plan, Server, get_backend, make_plan, save_server
-from polynext.encrypted.client import EVALUATION
+from polynext.encrypted.client import EVALUATION, SECRET
 from polynext.encrypted.compiler.parameter_choice import choose_parameters, choose_special_primes
 from polynext.encrypted.compiler.prepare import client_spec_for
 from polynext.encrypted.files import header_for, write_parts
@@ -77,7 +77,7 @@ def test_client_and_server_refuse_a_longer_modulus(hybrid_plan: Plan, hybrid_spe
     spec, message = replace(hybrid_spec, parameters=too_long), f"less than 128 bits of security, which allow {longest}"
     with pytest.raises(PolyNeXtError, match=message):
         Client.keygen(spec, tmp_path / "client")
-    assert not (tmp_path / "client").exists()
+    assert not (tmp_path / "client" / SECRET).exists()
     save_server(hybrid_plan.program, spec, tmp_path / "server")
     write_parts(tmp_path / "keys", "evaluation", header_for(spec, "key"), {})
     with pytest.raises(PolyNeXtError, match=message):

@@ -97,16 +97,23 @@ def choose_special_primes(chosen: Callable[[int], Parameters]) -> Parameters:
         if rounding_error(more) > rounding_error(possible[0]):
             break
         possible.append(more)
-    return min(possible, key=key_switching_transforms)
+    return min(possible, key=key_switching_products)
 
 
-def key_switching_transforms(parameters: Parameters) -> int:
-    """The number-theoretic transforms of one rotation at each level, which take most of its time. It compares numbers
-    of special primes; costs are measured."""
+def key_switching_products(parameters: Parameters) -> float:
+    """The products per coefficient of one rotation at each level. It compares numbers of special primes, before costs
+    are measured: with more of them there are fewer transforms, and each conversion between primes is longer."""
     special = parameters.special_primes
-    primes = [parameters.primes_at(level) for level in range(parameters.depth + 1)]
-    digits = [parameters.digits_at(level) for level in range(parameters.depth + 1)]
-    return sum(d * (p + special) + 2 * (p + special) for d, p in zip(digits, primes, strict=True))
+    transform = math.log2(parameters.ring_degree) / 2
+    converted = transform + special + 1  # a transform after the conversion from a digit's primes to another prime
+    total = 0.0
+    for level in range(parameters.depth + 1):
+        primes, digits = parameters.primes_at(level), parameters.digits_at(level)
+        rows = digits * (primes + special)
+        decomposition = primes * transform + (rows - primes) * converted
+        division = 2 * special * transform + 2 * primes * converted
+        total += decomposition + 2 * rows + division
+    return total
 
 
 def rounding_error(parameters: Parameters) -> float:
