@@ -186,9 +186,9 @@ def test_a_client_is_small() -> None:
 def test_a_prepared_network_is_served_without_torch(installations: Path, digits_server: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
-from pathlib import Path
+from polynext.cli.encrypted import server_folder
 from polynext.service import create_app, load_networks
-print(*load_networks([Path({str(digits_server)!r})]))
+print(*load_networks([server_folder({str(digits_server)!r})]))
 assert "torch" not in sys.modules
 """
     result = run(installations, "serve", "-c", code)

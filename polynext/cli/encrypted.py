@@ -369,7 +369,11 @@ def load_network(name: str) -> "Run":
 
 
 def server_folder(name: str) -> Path:
-    """A server folder on disk, or that of a shipped network."""
+    """A server folder on disk, which needs no compiler, or that of a shipped network."""
+    from polynext.encrypted.server import CLIENT_SPEC
+
+    if (Path(name) / CLIENT_SPEC).is_file():
+        return Path(name)
     from polynext.encrypted.compiler.shipped import find_shipped, shipped_server
 
     shipped = find_shipped(name)
