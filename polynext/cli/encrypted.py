@@ -374,12 +374,13 @@ def server_folder(name: str) -> Path:
 
     if (Path(name) / CLIENT_SPEC).is_file():
         return Path(name)
-    from polynext.encrypted.compiler.shipped import find_shipped, shipped_server
+    from polynext.encrypted.compiler.shipped import find_shipped, is_prepared, shipped_server
 
     shipped = find_shipped(name)
     if shipped is None:
         return Path(name)
-    print(f"Preparing the shipped network {name}, which takes up to a minute the first time.", file=sys.stderr)
+    if not is_prepared(shipped):
+        print(f"Preparing the shipped network {name}, once, which takes up to a minute.", file=sys.stderr)
     return shipped_server(shipped)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from polynext.encrypted.runtime.cost import mebibytes
 from polynext.errors import PolyNeXtError
 from polynext.service.app import create_app
 from polynext.service.connections import limited_connections
@@ -18,6 +19,7 @@ from polynext.service.service import Service
 from polynext.service.settings import Settings, Tokens
 from polynext.service.store import Store
 from polynext.service.workers import LocalWorkers, Workers
+from polynext.tables import table
 
 
 def make_workers(networks: Mapping[str, ServedNetwork], settings: Settings, cluster: str | None) -> Workers:
@@ -73,12 +75,28 @@ async def run(service: Service, app: FastAPI, listening: socket.socket) -> None:
     await service.start()
     try:
         host, port = listening.getsockname()[:2]
-        print(f"http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        print(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        print(f"\n{offered(service.networks)}\n\nCtrl+C stops the service.", flush=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)  # uvicorn handles them, then raises them again
         await server.serve([listening])
     finally:
         await service.stop()
+
+
+def offered(networks: Mapping[str, ServedNetwork]) -> str:
+    """A table of the networks, with what each request and each client costs."""
+    rows = [
+        (
+            name,
+            f"{network.spec.cost.seconds:.2f} s",
+            str(network.spec.images),
+            mebibytes(network.spec.cost.key_bytes),
+            mebibytes(network.spec.cost.peak_bytes),
+        )
+        for name, network in networks.items()
+    ]
+    return table(("network", "predicted on one core", "images per ciphertext", "keys of a client", "memory"), rows)
 
 
 def listen(host: str, port: int) -> socket.socket:

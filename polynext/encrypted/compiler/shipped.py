@@ -58,12 +58,22 @@ def find_shipped(name: str) -> ShippedNetwork | None:
     return None if Path(name).exists() else SHIPPED.get(name)
 
 
-def shipped_server(chosen: ShippedNetwork = MNIST) -> Path:
-    """The server's folder of a shipped network. The first call prepares it in a cache, which takes seconds."""
+def cache_folder(chosen: ShippedNetwork) -> Path:
+    """Where a shipped network is prepared. A plan belongs to the planner, formats and engine that it was made with."""
     made_from = hashlib.sha256(chosen.weights.read_bytes()).hexdigest()[:8]
     engine = get_backend("seal").engine.name  # whose costs the plan is made for
     made_by = f"{__version__}-{made_from}-{CLIENT_SPEC_VERSION}.{PROGRAM_VERSION}-{engine}"
-    folder = platformdirs.user_cache_path("polynext") / "prepared" / made_by / chosen.name
+    return platformdirs.user_cache_path("polynext") / "prepared" / made_by / chosen.name
+
+
+def is_prepared(chosen: ShippedNetwork) -> bool:
+    """Whether `shipped_server` finds the network in the cache."""
+    return cache_folder(chosen).is_dir()
+
+
+def shipped_server(chosen: ShippedNetwork = MNIST) -> Path:
+    """The server's folder of a shipped network. The first call prepares it in a cache, which takes seconds."""
+    folder = cache_folder(chosen)
     try:
         load_server(folder, load_client_spec(folder))
     except PolyNeXtError:
