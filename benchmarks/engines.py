@@ -2,102 +2,125 @@
 
     python benchmarks/engines.py
 
-Both engines run the same program with the same keys, in turns, round after round; medians are printed, with the time to
-load keys and to encode the weights. One thread is measured in CPU seconds, two threads in wall-clock seconds. The last
-line is the speedup of the native engine over SEAL.
+Four settings take turns, round after round, and medians are printed:
+
+    SEAL's plan, computed by SEAL and by the native extension, with the same keys
+    the extension's own plan with SEAL's keys, where rotations share work
+    the extension's plan with hybrid keys, for Python clients
+
+One thread is measured in CPU seconds. Two threads are measured in wall-clock seconds, which only mean something on a
+quiet machine. "predicted" is what the plan says on one thread. Speedups are over SEAL, which has one thread; the last
+line has those of the fastest setting.
 """
 
 import argparse
 import os
 import statistics
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from polynext.encrypted.compiler.shipped import CIFAR10, shipped_server
+from polynext.encrypted.compiler.planner import Plan
+from polynext.encrypted.compiler.prepare import plan_run
+from polynext.encrypted.compiler.shipped import CIFAR10
 from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.cost import MEBIBYTE
 from polynext.encrypted.runtime.execution import encode_program, execute
-from polynext.encrypted.server import load_client_spec, load_server
 from polynext.tables import table
 
 
 @dataclass
-class Engine:
-    """An engine with its keys and encoded weights, and the seconds of its runs."""
+class Setting:
+    """An engine and a plan, with keys and encoded weights, and the seconds of its runs on one and on two threads."""
 
     name: str
-    threads: int
-    evaluator: Any = None
-    encoded: Any = None
+    engine: str
+    plan: Plan
     load: float = 0.0
     encode: float = 0.0
-    seconds: list[float] = field(default_factory=list)
-    answer: Any = None
+    one: list[float] = field(default_factory=list)
+    two: list[float] = field(default_factory=list)
 
-    def prepare(self, ring: Any, keys: Any, program: Any) -> None:
-        os.environ["POLYNEXT_ENGINE"] = self.name
-        start = time.perf_counter()
-        self.evaluator = ring.evaluator(keys, threads=self.threads)
-        self.load = time.perf_counter() - start
-        start = time.perf_counter()
-        self.encoded = encode_program(program, self.evaluator)
-        self.encode = time.perf_counter() - start
+    def prepare(self, pixels: np.ndarray, secret: Any = None) -> Any:
+        """Makes keys, unless another setting has the same, loads them and encodes the weights."""
+        os.environ["POLYNEXT_ENGINE"] = self.engine
+        self.secret = secret or get_backend("seal").ring(self.plan.parameters).generate_key()
+        keys = self.secret.evaluation_keys(self.plan.program.rotations)
+        start = time.process_time()
+        self.evaluator = self.secret.ring.evaluator(keys)
+        self.load = time.process_time() - start
+        start = time.process_time()
+        self.encoded = encode_program(self.plan.program, self.evaluator)
+        self.encode = time.process_time() - start
+        self.image = self.secret.encrypt(self.plan.program.layouts[0].pack(pixels.reshape(1, -1)))
+        return self.secret
 
-    def run(self, program: Any, image: Any) -> None:
-        clock = time.process_time if self.threads == 1 else time.perf_counter
+    def run(self, threads: int) -> None:
+        self.evaluator.use_threads(threads)
+        clock = time.process_time if threads == 1 else time.perf_counter
         start = clock()
-        self.answer = execute(program, self.encoded, self.evaluator, image)
-        self.seconds.append(clock() - start)
+        self.answer = execute(self.plan.program, self.encoded, self.evaluator, self.image)
+        (self.one if threads == 1 else self.two).append(clock() - start)
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
+    def row(self, clear: np.ndarray) -> tuple[str, ...]:
+        cost = self.plan.cost
+        logits = self.plan.program.layouts[-1].unpack(self.secret.decrypt(self.answer))
+        return (
+            self.name,
+            f"{cost.rotation_keys}, {cost.key_bytes / MEBIBYTE:.0f}",
+            f"{cost.rotations}",
+            f"{self.load:.1f}",
+            f"{self.encode:.1f}",
+            f"{statistics.median(self.one):.2f}",
+            f"{cost.seconds:.2f}" if self.engine == "native" or self.name == "SEAL" else "",
+            f"{statistics.median(self.two):.2f}" if self.two else "",
+            f"{np.abs(logits - clear).max() / np.abs(clear).max():.1e}",
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    os.environ["POLYNEXT_ENGINE"] = "seal"  # the plan is made for SEAL's costs
-    folder = shipped_server(CIFAR10)
-    spec = load_client_spec(folder)
-    program = load_server(folder, spec)
-    ring = get_backend(spec.backend).ring(spec.parameters)
-    secret = ring.generate_key()
-    keys = secret.evaluation_keys(spec.rotations)
-    image = secret.encrypt(spec.pack(np.random.default_rng(0).normal(size=(1, *spec.image_shape))))
-    engines = [Engine("seal", 1), Engine("native", 1), Engine("native", 2)]
-    for engine in engines:
-        engine.prepare(ring, keys, program)
-    for _ in range(args.rounds):
-        for engine in engines:
-            engine.run(program, image)
-    logits = []
-    with TemporaryDirectory() as scratch:
-        for engine in engines:
-            path = Path(scratch) / "answer"
-            engine.answer.save(str(path))
-            received = ring.load_ciphertext(path, engine.answer.level, engine.answer.scale)
-            logits.append(program.layouts[-1].unpack(secret.decrypt(received)))
-    rows = [
-        (
-            engine.name,
-            str(engine.threads),
-            f"{engine.load:.1f}",
-            f"{engine.encode:.1f}",
-            f"{engine.median:.2f}",
-            f"{np.abs(found - logits[0]).max():.1e}",
-        )
-        for engine, found in zip(engines, logits, strict=True)
+    rounds = parser.parse_args().rounds
+    trained, plans = CIFAR10.load(), {}
+    for name, engine, clients in (("seal", "seal", "any"), ("native", "native", "any"), ("hybrid", "native", "python")):
+        os.environ["POLYNEXT_ENGINE"] = engine
+        plans[name] = plan_run(trained, limits=replace(CIFAR10.limits, clients=clients))
+    settings = [
+        Setting("SEAL", "seal", plans["seal"]),
+        Setting("native, SEAL's plan", "native", plans["seal"]),
+        Setting("native", "native", plans["native"]),
+        Setting("native, hybrid keys", "native", plans["hybrid"]),
     ]
-    header = ("engine", "threads", "load keys (s)", "encode (s)", "image (s)", "difference of logits")
-    print(table(header, rows, left=(0,)))
-    seal, one, two = (engine.median for engine in engines)
-    print(f"speedup: one thread {seal / one:.2f}, two threads {seal / two:.2f}")
+    pixels, _, _ = trained.images("test", 1)
+    secret = settings[0].prepare(pixels)
+    for setting, known in zip(settings[1:], (secret, secret, None), strict=True):
+        setting.prepare(pixels, known)
+    for _ in range(rounds):
+        for setting in settings:
+            setting.run(1)
+        for setting in settings[1:]:
+            setting.run(2)
+    clear = plans["seal"].circuit(pixels).reshape(1, -1)
+    header = (
+        "setting",
+        "keys, MB",
+        "rotations",
+        "load (s)",
+        "encode (s)",
+        "1 thread (s)",
+        "predicted",
+        "2 threads (s)",
+    )
+    print(table((*header, "error"), [setting.row(clear) for setting in settings], left=(0,)))
+    seal = statistics.median(settings[0].one)
+    speedups = [[seal / statistics.median(each) for each in (s.one, s.two)] for s in settings[1:]]
+    for setting, (one, two) in zip(settings[1:], speedups, strict=True):
+        print(f"{setting.name}: one thread {one:.2f}, two threads {two:.2f}")
+    one, two = map(max, zip(*speedups, strict=True))
+    print(f"speedup: one thread {one:.2f}, two threads {two:.2f}")
 
 
 if __name__ == "__main__":

@@ -87,12 +87,12 @@ Plaintext load_plaintext(const Evaluator& evaluator, const Array& array) {
     return evaluator.load_plaintext(array.data(), primes);
 }
 
-Plaintext encode(const Evaluator& evaluator, const Coefficients& coefficients, int primes) {
+Plaintext encode(const Evaluator& evaluator, const Coefficients& coefficients, int primes, bool compact) {
     if (coefficients.shape(0) != evaluator.ring().n) throw std::invalid_argument("there must be n coefficients");
     if (primes < 1 || primes > evaluator.ring().data) throw std::invalid_argument("there are not that many primes");
     const double* data = coefficients.data();
     nb::gil_scoped_release release;
-    return evaluator.encode(data, primes);
+    return evaluator.encode(data, primes, compact);
 }
 
 Key load_key(const Evaluator& evaluator, u64 element, const std::vector<Array>& digits) {
@@ -143,7 +143,9 @@ NB_MODULE(polynext_native, m) {
         .def("array", [](const Ciphertext& c) {
             return to_array(c.words, {2, std::size_t(c.primes), c.words.size() / (2 * c.primes)});
         }, "SEAL's array: (2, primes, ring degree).");
-    nb::class_<Plaintext>(m, "Plaintext", "One polynomial, ready for products.").def_ro("primes", &Plaintext::primes);
+    nb::class_<Plaintext>(m, "Plaintext", "One polynomial, for products.")
+        .def_ro("primes", &Plaintext::primes)
+        .def_ro("compact", &Plaintext::compact);
     nb::class_<Key>(m, "Key", "A key for products or for one rotation.")
         .def_ro("element", &Key::element)
         .def_ro("digits", &Key::digits);
@@ -155,8 +157,8 @@ NB_MODULE(polynext_native, m) {
                      "Threads that compute. Set it only while nothing is computed; set it to 1 before a fork.")
         .def("load", &load, nb::arg("array"), "A ciphertext from SEAL's array.")
         .def("load_plaintext", &load_plaintext, nb::arg("array"), "A plaintext from SEAL's array.")
-        .def("encode", &encode, nb::arg("coefficients"), nb::arg("primes"),
-             "A plaintext from integer coefficients, given as doubles.")
+        .def("encode", &encode, nb::arg("coefficients"), nb::arg("primes"), nb::arg("compact") = false,
+             "A plaintext from integer coefficients, given as doubles. A compact one is transformed each time it is used.")
         .def("load_key", &load_key, nb::arg("element"), nb::arg("digits"), "A key from the arrays of its digits.")
         .def("add", &Evaluator::add, Release())
         .def("add_plain", &Evaluator::add_plain, Release())

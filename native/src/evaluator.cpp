@@ -44,18 +44,23 @@ Ciphertext Evaluator::load(const u64* words, int primes) const {
 
 Plaintext Evaluator::load_plaintext(const u64* words, int primes) const {
     const std::size_t n = ring_->n;
-    Plaintext made{primes, Words(primes * n)};
+    Plaintext made{primes, false, 0, Words(primes * n)};
     ring_->threads.loop(primes, [&](int i) {
         ring_->kernels->prepare(made.words.data() + i * n, words + i * n, ring_->prime(i));
     });
     return made;
 }
 
-Plaintext Evaluator::encode(const double* coefficients, int primes) const {
+Plaintext Evaluator::encode(const double* coefficients, int primes, bool compact) const {
     const std::size_t n = ring_->n;
     double largest = 0;
     for (std::size_t k = 0; k < n; k++) largest = std::max(largest, std::fabs(coefficients[k]));
-    Plaintext made{primes, Words(primes * n)};
+    if (compact && largest < 0x1p62) {
+        Plaintext made{primes, true, largest, Words(n)};
+        for (std::size_t k = 0; k < n; k++) made.words[k] = u64(std::int64_t(coefficients[k]));
+        return made;
+    }
+    Plaintext made{primes, false, largest, Words(primes * n)};
     ring_->threads.loop(primes, [&](int i) {
         u64* row = made.words.data() + i * n;
         const u64 q = ring_->prime(i).q;
@@ -67,6 +72,21 @@ Plaintext Evaluator::encode(const double* coefficients, int primes) const {
         ring_->kernels->prepare(row, row, ring_->prime(i));
     });
     return made;
+}
+
+// A row of a plaintext, prepared for products. Only a compact one uses the scratch memory.
+const u64* Evaluator::row_of(const Plaintext& plain, int prime, u64* scratch) const {
+    const std::size_t n = ring_->n;
+    if (!plain.compact) return plain.words.data() + prime * n;
+    const u64 q = ring_->prime(prime).q;
+    const bool is_short = plain.largest < double(q);
+    for (std::size_t k = 0; k < n; k++) {
+        const std::int64_t coefficient = std::int64_t(plain.words[k]);
+        scratch[k] = is_short ? short_residue(coefficient, q) : residue(double(coefficient), q);
+    }
+    ring_->kernels->forward(scratch, scratch, 0, ring_->prime(prime));
+    ring_->kernels->prepare(scratch, scratch, ring_->prime(prime));
+    return scratch;
 }
 
 // Except in exact mode, keys are permuted backwards here: digits can then be made before it is known by how much to rotate,
@@ -111,7 +131,8 @@ Ciphertext Evaluator::add_plain(const Ciphertext& a, const Plaintext& b) const {
     Ciphertext sum = fresh(a.primes);
     ring_->threads.loop(a.primes, [&](int i) {
         const std::size_t at = i * n;
-        ring_->kernels->restore(sum.words.data() + at, b.words.data() + at, ring_->prime(i));
+        const u64* row = row_of(b, i, sum.words.data() + at);
+        ring_->kernels->restore(sum.words.data() + at, row, ring_->prime(i));
         ring_->kernels->add(sum.words.data() + at, sum.words.data() + at, a.words.data() + at, ring_->prime(i));
     });
     const std::size_t half = a.primes * n;
@@ -119,22 +140,31 @@ Ciphertext Evaluator::add_plain(const Ciphertext& a, const Plaintext& b) const {
     return sum;
 }
 
-// All sums go through a tile of the ciphertexts before the next tile is read: from memory come only the plaintexts.
 std::vector<Ciphertext> Evaluator::sums(const std::vector<Terms>& sums) const {
-    const std::size_t n = ring_->n;
     std::vector<Ciphertext> made;
     int primes = 0;
+    bool compact = false;
     for (const Terms& terms : sums) {
         if (terms.empty()) throw std::invalid_argument("a sum has no terms");
         if (!primes) primes = terms[0].first->primes;
         for (const auto& [factor, plain] : terms) {
             require_same_level(primes, factor->primes);
             require_same_level(primes, plain->primes);
+            compact |= plain->compact;
         }
         made.push_back(fresh(primes));
     }
+    if (compact)
+        sums_of_rows(made, sums, primes);
+    else
+        sums_of_tiles(made, sums, primes);
+    return made;
+}
+
+// All sums go through a tile of the ciphertexts before the next tile is read: from memory come only the plaintexts.
+void Evaluator::sums_of_tiles(std::vector<Ciphertext>& made, const std::vector<Terms>& sums, int primes) const {
     // A few tasks for each thread, whatever the number of primes.
-    const std::size_t tile = std::min(TILE, n), tiles = n / tile;
+    const std::size_t n = ring_->n, tile = std::min(TILE, n), tiles = n / tile;
     const int parts = std::max(1, 2 * ring_->threads.count() / std::max(primes, 1));
     ring_->threads.loop(primes * parts, [&](int task) {
         const int i = task / parts;
@@ -153,7 +183,24 @@ std::vector<Ciphertext> Evaluator::sums(const std::vector<Terms>& sums) const {
                                                plain.data(), int(plain.size()), tile, ring_->prime(i));
             }
     });
-    return made;
+}
+
+// For compact plaintexts, whose rows are transformed for one sum at a time.
+void Evaluator::sums_of_rows(std::vector<Ciphertext>& made, const std::vector<Terms>& sums, int primes) const {
+    const std::size_t n = ring_->n;
+    ring_->threads.loop(primes, [&](int i) {
+        for (std::size_t s = 0; s < sums.size(); s++) {
+            Words scratch(sums[s].size() * (n + PADDING));
+            std::vector<const u64*> c0, c1, plain;
+            for (const auto& term : sums[s]) {
+                c0.push_back(term.first->words.data() + i * n);
+                c1.push_back(term.first->words.data() + (primes + i) * n);
+                plain.push_back(row_of(*term.second, i, scratch.data() + plain.size() * (n + PADDING)));
+            }
+            ring_->kernels->plain_products(made[s].words.data() + i * n, made[s].words.data() + (primes + i) * n,
+                                           c0.data(), c1.data(), plain.data(), int(plain.size()), n, ring_->prime(i));
+        }
+    });
 }
 
 const BaseConversion& Evaluator::digit(int g, int primes) const {

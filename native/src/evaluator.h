@@ -16,9 +16,12 @@ struct Ciphertext {
     Words words;  // [2][primes][n]
 };
 
+// A compact plaintext is transformed each time it is used: it has the size of one row.
 struct Plaintext {
     int primes;
-    Words words;  // [primes][n], prepared for products
+    bool compact;
+    double largest;  // size of a coefficient
+    Words words;     // [primes][n], prepared for products; if compact, n coefficients with signs
 };
 
 struct Key {
@@ -42,8 +45,9 @@ class Evaluator {
 
     Ciphertext load(const u64* words, int primes) const;
     Plaintext load_plaintext(const u64* words, int primes) const;
-    // A plaintext from the coefficients of its polynomial, rounded to integers.
-    Plaintext encode(const double* coefficients, int primes) const;
+    // A plaintext from the coefficients of its polynomial, which are integers. It is compact if this is asked for and all
+    // of them have 62 bits.
+    Plaintext encode(const double* coefficients, int primes, bool compact) const;
     // Digits are arrays [2][data + special][n].
     Key load_key(u64 element, const std::vector<const u64*>& digits) const;
 
@@ -59,6 +63,9 @@ class Evaluator {
   private:
     int digit_count(int primes) const { return (primes + ring_->special - 1) / ring_->special; }
     int prime_of_row(int row, int primes) const { return row < primes ? row : ring_->data + row - primes; }
+    const u64* row_of(const Plaintext& plain, int prime, u64* scratch) const;
+    void sums_of_tiles(std::vector<Ciphertext>& made, const std::vector<Terms>& sums, int primes) const;
+    void sums_of_rows(std::vector<Ciphertext>& made, const std::vector<Terms>& sums, int primes) const;
     const BaseConversion& digit(int g, int primes) const;
     Words digits_of(const u64* polynomial, int primes) const;
     void digits_modulo(u64* out, const u64* digits, const u64* polynomial, int primes, int prime) const;

@@ -1,6 +1,7 @@
 """Every operation against integer arithmetic, for each instruction set of this machine."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import polynext_native as native
@@ -76,6 +77,50 @@ def test_sums_of_products(seed: int, choice: str, primes: int, terms: int, data:
     assert (sums[0].array().astype(object) == total).all()
     single = ciphertexts[0].astype(object) * plains[1].astype(object)[None] % q
     assert (sums[1].array().astype(object) == single).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compact_plaintexts_compute_the_same(instruction_set: str, threads: int) -> None:
+    """Beside others in one sum, and in an addition; coefficients may be longer than a prime, but not than 62 bits."""
+    rng = np.random.default_rng(0)
+    for bits in lengths(instruction_set):
+        data, special = ring(bits, 3)
+        e = evaluator(instruction_set, data, special, threads=threads)
+        factors = [e.load(random_words((2, 3, DEGREE), data, random.Random(i))) for i in range(5)]
+        numbers = [np.rint(rng.uniform(-1, 1, DEGREE) * 2.0 ** (10 + 12 * i)) for i, _ in enumerate(factors)]
+        plains = [e.encode(each, 3) for each in numbers]
+        small = [e.encode(each, 3, compact=True) for each in numbers]
+        assert all(plain.compact for plain in small) and not any(plain.compact for plain in plains)
+        mixed = [small[0], plains[1], *small[2:]]
+        wanted = e.sums([list(zip(factors, plains, strict=True)), [(factors[0], plains[1])]])
+        found = e.sums([list(zip(factors, mixed, strict=True)), [(factors[0], small[1])]])
+        for one, other in zip(wanted, found, strict=True):
+            assert (one.array() == other.array()).all()
+        assert (e.add_plain(factors[0], plains[0]).array() == e.add_plain(factors[0], small[0]).array()).all()
+        assert not e.encode(np.full(DEGREE, 2.0**62), 3, compact=True).compact
+
+
+def test_the_number_of_threads_can_change(instruction_set: str) -> None:
+    data, special = ring(36, 3)
+    e = evaluator(instruction_set, data, special)
+    a = e.load(random_words((2, 3, DEGREE), data, random.Random(0)))
+    wanted = e.add(a, a).array()
+    for threads in (3, 1, 2):
+        e.threads = threads
+        assert e.threads == threads and (e.add(a, a).array() == wanted).all()
+    with pytest.raises(ValueError, match="at least one thread"):
+        e.threads = 0
+
+
+def test_several_callers_share_the_threads(instruction_set: str) -> None:
+    data, special = ring(36, 3)
+    e = evaluator(instruction_set, data, special, threads=2)
+    values = [e.load(random_words((2, 3, DEGREE), data, random.Random(i))) for i in range(4)]
+    wanted = [e.rescale(e.add(value, value)).array() for value in values]
+    with ThreadPoolExecutor(4) as callers:
+        found = list(callers.map(lambda value: e.rescale(e.add(value, value)).array(), values * 25))
+    for i, array in enumerate(found):
+        assert (array == wanted[i % 4]).all()
 
 
 def test_sums_and_dropped_primes(instruction_set: str) -> None:

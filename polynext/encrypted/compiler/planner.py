@@ -344,11 +344,12 @@ class Search:
         costs = self.costs_with(parameters)
         cost = cheapest_rotations(program, parameters, most_keys, costs, trial)
         room = self.limits.memory - cost.peak_bytes + trial * cost.key_bytes
+        remaining = parameters.plaintext_bytes(0, compact=True) if costs.has_compact_plaintexts else 0
         for step in program.steps:  # the plaintexts of the first steps have the most primes and are the largest
             if room < 0:
                 step.keep_encoded = False
                 count = sum(len(each.offsets(k)) for each in step.combinations for k in each.sources)
-                room += count * parameters.ciphertext_bytes(step.level) // 2
+                room += count * (parameters.plaintext_bytes(step.level) - remaining)
         if not all(step.keep_encoded for step in program.steps):
             cost = estimate_cost(program, parameters, costs)
         if len(program.rotations) > most_keys and not trial:

@@ -77,9 +77,9 @@ class NoisyEvaluator(ClearEvaluator):
         scale = self.parameters.input_scale
         return self.slots(0, scale, self.noisy(values, ERROR, scale))
 
-    def encode(self, values: Array | None, level: int, scale: float) -> Constants:
+    def encode(self, values: Array | None, level: int, scale: float, compact: bool = False) -> Constants:
         assert values is not None
-        return super().encode(self.noisy(values, math.sqrt(1 / 12), scale), level, scale)
+        return super().encode(self.noisy(values, math.sqrt(1 / 12), scale), level, scale, compact)
 
     def switched(self, value: Slots) -> Slots:
         """Adds the noise of key switching to a new ciphertext."""

@@ -49,7 +49,7 @@ class CostEstimate:
 
 def estimate_cost(program: Program, parameters: Parameters, costs: Costs) -> CostEstimate:
     """Executes the program with a counting evaluator."""
-    counter = CountingEvaluator(parameters, program.rotations)
+    counter = CountingEvaluator(parameters, program.rotations, compacts=costs.has_compact_plaintexts)
     encoded = encode_program(program, counter)
     plaintext_bytes = counter.plaintext_bytes
     counter.operations.clear()

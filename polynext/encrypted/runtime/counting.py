@@ -27,6 +27,7 @@ class Constants:
     level: int
     scale: float
     values: Array | None = None
+    compact: bool = False
 
 
 @dataclass(eq=False)
@@ -43,6 +44,7 @@ class CountingEvaluator(Evaluator):
     plaintext_bytes: int = 0
     live: Counter[int] = field(default_factory=Counter)  # ciphertexts at each level now
     most_live: Counter[int] = field(default_factory=Counter)
+    compacts: bool = False
     needs_values = False
 
     @property
@@ -76,10 +78,10 @@ class CountingEvaluator(Evaluator):
         value.released = True
         self.live[value.level] -= 1
 
-    def encode(self, values: Array | None, level: int, scale: float) -> Constants:
+    def encode(self, values: Array | None, level: int, scale: float, compact: bool = False) -> Constants:
         self.operations["encode", self.parameters.primes_at(level)] += 1
-        self.plaintext_bytes += self.parameters.ciphertext_bytes(level) // 2
-        return Constants(level, scale, values)
+        self.plaintext_bytes += self.parameters.plaintext_bytes(level, compact)
+        return Constants(level, scale, values, compact)
 
     def add(self, left: Slots, right: Slots) -> Slots:
         self.count("add", left, right)
@@ -99,6 +101,8 @@ class CountingEvaluator(Evaluator):
     def accumulate(self, total: Slots | None, factor: Slots, plain: Constants) -> Slots:
         assert factor.level == plain.level, "levels differ"
         self.count("multiply_plain", factor)
+        if plain.compact:
+            self.count("expand", factor)
         product = self.slots(factor.level, factor.scale * plain.scale, self.product(factor.values, plain.values))
         if total is None:
             return product

@@ -26,8 +26,8 @@ Rotations = dict[int, Ciphertext]  # the rotations of one value that have been c
 
 @dataclass(eq=False)
 class EncodedCombination:
-    """A linear combination with its diagonals as plaintexts, either `cached` or encoded each time they are used, which
-    takes no memory."""
+    """A linear combination with its diagonals as plaintexts: `cached`, or if they are not to be, compact or, where the
+    evaluator has no compact plaintexts, encoded each time they are used, which takes no memory."""
 
     combination: LinearCombination
     step: Step
@@ -55,7 +55,7 @@ class EncodedCombination:
             giants, babies = self.step.stride.decompose(offsets, self.combination.period(source))
             for giant, baby, offset in zip(giants.tolist(), babies.tolist(), offsets.tolist(), strict=True):
                 self.places.setdefault(giant, []).append((source, baby, offset))
-        if self.cache:
+        if self.cache or self.evaluator.compacts:
             self.cached = {giant: list(self.encode(giant)) for giant in self.places}
 
     def diagonals(self, giant: int) -> Iterable[tuple[int, int, Plaintext]]:
@@ -67,7 +67,8 @@ class EncodedCombination:
             rolled: Any = None
             if self.evaluator.needs_values:
                 rolled = np.roll(self.factor * self.combination.vector(source, offset), self.total_rotation[giant])
-            plain = self.evaluator.encode(rolled, self.step.level, self.plain_scales[source])
+            compact = self.evaluator.compacts and not self.cache
+            plain = self.evaluator.encode(rolled, self.step.level, self.plain_scales[source], compact)
             if plain is not None:
                 yield source, baby, plain
 

@@ -66,6 +66,10 @@ class Parameters:
     def ciphertext_bytes(self, level: int) -> int:
         return 2 * self.primes_at(level) * self.ring_degree * 8
 
+    def plaintext_bytes(self, level: int, compact: bool = False) -> int:
+        """A compact plaintext has one word for each coefficient, others one for each prime."""
+        return 8 * self.ring_degree if compact else self.ciphertext_bytes(level) // 2
+
     def digits_at(self, level: int) -> int:
         """The number of digits that key switching at a level uses."""
         return -(-self.primes_at(level) // self.special_primes)

@@ -17,6 +17,8 @@ from tests.encrypted.conftest import decrypted, logits, promised
 
 pytest.importorskip("polynext_native", reason="polynext-native is not installed: it needs a C++ compiler")
 
+import polynext_native
+
 from polynext.encrypted.runtime.backends.native import NativeCiphertext, NativeEvaluator, seal_words
 from polynext.encrypted.runtime.backends.seal import SealEvaluator, evaluation_engine
 
@@ -124,6 +126,23 @@ def test_both_engines_answer_alike(plan: Any, trained: Any, examples: np.ndarray
         answer = execute(plan.program, encode_program(plan.program, evaluator), evaluator, image)
         found = plan.program.layouts[-1].unpack(decrypted(answer, secret))
         assert np.abs(found - wanted).max() < promised(plan.cost)
+
+
+def test_compact_weights_give_the_same_answer(plan: Any, examples: np.ndarray) -> None:
+    """Weights that are not kept encoded are kept as coefficients, in less memory."""
+    ring = get_backend("seal").ring(plan.parameters)
+    secret = ring.generate_key()
+    evaluator = NativeEvaluator(ring, secret.evaluation_keys(plan.program.rotations))
+    image = secret.encrypt(plan.program.layouts[0].pack(examples[: plan.images].reshape(plan.images, -1)))
+    answers, sizes = [], []
+    for cache in (True, False):
+        before = polynext_native.memory_in_use()
+        encoded = encode_program(plan.program, evaluator, cache)
+        sizes.append(polynext_native.memory_in_use() - before)
+        answers.append(words(execute(plan.program, encoded, evaluator, image)))
+        del encoded
+    np.testing.assert_array_equal(*answers)
+    assert sizes[1] < sizes[0]
 
 
 def test_an_unknown_engine_is_refused(monkeypatch) -> None:

@@ -16,7 +16,7 @@ from polynext.encrypted.runtime.backends.protocol import Backend, Ciphertext, Co
 from polynext.encrypted.runtime.parameters import Parameters
 
 # The version of the measurement. Caches of other versions are ignored.
-VERSION = 6
+VERSION = 7
 
 # Products with plaintexts are measured in sums of so many, as programs use them. All plaintexts differ, so that they
 # come from memory: reading them takes most of the time.
@@ -77,6 +77,10 @@ def calibrate(backend: Backend, ring_degree: int, threads: int = 1, special_prim
     several, first = measured.pop("rotate_many"), measured["rotate"]
     measured["rotate_again"] = [max(a - b, 1e-9) / (ROTATIONS - 1) for a, b in zip(several, first, strict=True)]
     measured["multiply_plain"] = [each / SUMMED_PRODUCTS for each in measured["multiply_plain"]]
+    if evaluator.compacts:
+        compact = [each / SUMMED_PRODUCTS for each in measured.pop("multiply_compact")]
+        plain = measured["multiply_plain"]
+        measured["expand"] = [max(a - b, 1e-9) for a, b in zip(compact, plain, strict=True)]
     seconds = {}
     for name, times in measured.items():
         degree = 2 if name in ("rotate", "rotate_again", "multiply") else 1
@@ -114,6 +118,9 @@ def operations_at(evaluator: Evaluator, fresh: Ciphertext, values: Array, level:
         "add": lambda: evaluator.add(body, body),
     }
     operations["multiply_plain"] = lambda: list(evaluator.sums([[(value, plain) for plain in plains]]))
+    if evaluator.compacts:
+        compact = [(value, evaluator.encode(values, level, 2.0**20, compact=True)) for _ in plains]
+        operations["multiply_compact"] = lambda: list(evaluator.sums([compact]))
     if evaluator.parameters.primes_at(level) > 1:
         operations["rescale"] = lambda: evaluator.rescale(body, 2.0**36)
         operations["drop"] = lambda: evaluator.drop(value, level + 1)

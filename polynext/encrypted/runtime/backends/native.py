@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import polynext_native
@@ -55,9 +56,12 @@ class NativePlaintext:
 class NativeEvaluator(Evaluator):
     """Arithmetic by the extension, on `threads` threads. `exact` results equal SEAL's bit for bit, for tests."""
 
+    compacts = True
+
     def __init__(self, ring: SealRing, keys: EvaluationKeys, threads: int = 1, exact: bool = False):
         self.ring, self.parameters = ring, ring.parameters
         self.native = native_ring(ring, threads, exact)
+        self.converted: WeakKeyDictionary[SealCiphertext, polynext_native.Ciphertext] = WeakKeyDictionary()
         self.relinearisation = keys.relinearisation and self.key(keys.relinearisation, 1)
         self.rotations = {
             step: self.key(key, galois_element(step, self.parameters)) for step, key in keys.rotations.items()
@@ -81,11 +85,13 @@ class NativeEvaluator(Evaluator):
         return NativeCiphertext(self.ring, body, level, scale)
 
     def body(self, value: NativeCiphertext | SealCiphertext) -> polynext_native.Ciphertext:
-        """The extension's form of a ciphertext; SEAL's is converted where it comes in."""
+        """The extension's form of a ciphertext. SEAL's is converted when it is first used."""
         if isinstance(value, NativeCiphertext):
             return value.body
-        shape = (2, self.parameters.primes_at(value.level), self.parameters.ring_degree)
-        return self.native.load(seal_words(value.body).reshape(shape))
+        if value not in self.converted:
+            shape = (2, self.parameters.primes_at(value.level), self.parameters.ring_degree)
+            self.converted[value] = self.native.load(seal_words(value.body).reshape(shape))
+        return self.converted[value]
 
     @cached_property
     def slot_order(self) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +111,7 @@ class NativeEvaluator(Evaluator):
         order[np.where(conjugated, 2 * n - powers - 1, powers - 1) // 4] = np.arange(n // 2) + conjugated * (n // 2)
         return order, np.exp(-1j * np.pi * np.arange(n // 2) / n) / (n // 2)
 
-    def encode(self, values: Array | None, level: int, scale: float) -> NativePlaintext | None:
+    def encode(self, values: Array | None, level: int, scale: float, compact: bool = False) -> NativePlaintext | None:
         assert values is not None
         order, factors = self.slot_order
         ordered = np.concatenate([values, np.conj(values)])[order]
@@ -113,7 +119,7 @@ class NativeEvaluator(Evaluator):
         coefficients = np.rint(np.concatenate([halves.real, halves.imag]))
         if not coefficients.any():
             return None
-        return NativePlaintext(self.native.encode(coefficients, self.parameters.primes_at(level)), scale)
+        return NativePlaintext(self.native.encode(coefficients, self.parameters.primes_at(level), compact), scale)
 
     def add(self, left: Any, right: Any) -> NativeCiphertext:
         return self.wrap(self.native.add(self.body(left), self.body(right)), left.level, left.scale)

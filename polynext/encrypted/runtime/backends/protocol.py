@@ -111,6 +111,11 @@ class Costs:
     ring_degree: int
     seconds: dict[str, tuple[float, ...]]
 
+    @property
+    def has_compact_plaintexts(self) -> bool:
+        """Whether the engine has compact plaintexts, which are expanded when they are used."""
+        return "expand" in self.seconds
+
     def __call__(self, operations: Counter[tuple[str, int]]) -> float:
         return sum(
             n * sum(c * primes**power for power, c in enumerate(self.seconds[name]))
@@ -257,6 +262,9 @@ class Evaluator(ABC):
 
     parameters: Parameters
     needs_values = True  # False if it only counts
+    compacts = (
+        False  # whether it can make compact plaintexts, which take little memory and more time when they are used
+    )
 
     @property
     def threads(self) -> int:
@@ -268,8 +276,9 @@ class Evaluator(ABC):
         return
 
     @abstractmethod
-    def encode(self, values: Array | None, level: int, scale: float) -> Plaintext | None:
-        """The values as a plaintext; None if all of them round to zero at this scale."""
+    def encode(self, values: Array | None, level: int, scale: float, compact: bool = False) -> Plaintext | None:
+        """The values as a plaintext; None if all of them round to zero at this scale. Only an evaluator that `compacts`
+        can make a `compact` one."""
 
     @abstractmethod
     def add(self, left: Ciphertext, right: Ciphertext) -> Ciphertext: ...

@@ -364,8 +364,8 @@ class SealEvaluator(Evaluator):
         self.evaluator = seal.Evaluator(ring.context)
         self.scratch = seal.Ciphertext(ring.context)
 
-    def encode(self, values: Array | None, level: int, scale: float) -> Any:
-        assert values is not None
+    def encode(self, values: Array | None, level: int, scale: float, compact: bool = False) -> Any:
+        assert values is not None and not compact
         plain = self.ring.encode(values, level, scale)
         return None if plain.is_zero() else plain  # SEAL refuses to multiply by zero
 
