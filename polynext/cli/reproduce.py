@@ -33,7 +33,7 @@ def main(
     finished experiments are not repeated. If data, weights or a network are missing, the table says which and why.
 
     Args:
-        tables: 1 to 7, dropin, dropout, S1 to S5, figure-1; without one, list all.
+        tables: 1 to 7, S1 to S5, dropin, dropout, segmentation, claims, figure-1; without one, list all.
         data: where data sets are, as in imagenet=/data/imagenet imagenet-c=/data/imagenet-c ade20k=/data/ade.
         weights: weights to use instead of published ones, as in monet_tiny=runs/monet, a run folder or a file; for one
             data set only, as in monet_tiny:svhn=runs/monet-svhn.

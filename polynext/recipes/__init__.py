@@ -1,6 +1,7 @@
 """One function for each published run, which returns its config. `imagenet.py` has the main recipes of the paper.
 
-`baselines.py` has those of the networks that the paper compares with.
+`baselines.py` has those of the networks that the paper compares with, `frozen.py` the last step
+before encrypted inference.
 """
 
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from polynext.config import TrainConfig
 from polynext.errors import PolyNeXtError, suggest
 from polynext.recipes import baselines, imagenet, lowres, metaformer, small
+from polynext.recipes.frozen import frozen_recipes
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "digits": small.digits,
@@ -15,12 +17,13 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "mnist_frozen": small.mnist_frozen,
     "cifar10": small.cifar10,
     "cipher": small.cipher,
-    "cipher_frozen": small.cipher_frozen,
     **imagenet.RECIPES,
     **lowres.RECIPES,
     **metaformer.RECIPES,
     **baselines.RECIPES,
 }
+FULLY_POLYNOMIAL = ("cipher", "cpolynext_tiny_bn", "apolynext_tiny_bn", "cpolynext_small_bn")
+RECIPES |= frozen_recipes({name: RECIPES[name] for name in FULLY_POLYNOMIAL})
 
 
 def recipe(name: str) -> TrainConfig:

@@ -118,21 +118,3 @@ def cipher() -> TrainConfig:
         compile=True,
         encryption=EncryptionConfig(memory=8192, key_memory=1024, error=1e-2, ring_degrees=(2**15,)),
     )
-
-
-def cipher_frozen() -> TrainConfig:
-    """Fine-tuning after `cipher`, from its weights: `--model.initial-weights RUN/best.safetensors`.
-
-    After training with batch statistics, a network of this depth has unbounded logits for a few images in a thousand
-    when it uses the running statistics. Training with frozen statistics removes them.
-    """
-    base = cipher()
-    return replace(
-        base,
-        model=replace(base.model, frozen_statistics=True),
-        optimizer=replace(base.optimizer, lr=3e-4, clip_grad=1.0),
-        schedule=ScheduleConfig(min_lr=0.0),
-        ema=EmaConfig(decay=0.0),
-        epochs=4,
-        evaluate_every=1,
-    )

@@ -21,7 +21,7 @@ from polynext.data import AugmentConfig, Preprocessing, training_transform
 from polynext.data.loader import seed_everything
 from polynext.errors import PolyNeXtError
 from polynext.experiments.reproduction.networks import own_recipe
-from polynext.models import ArchitectureChanges, read_weights
+from polynext.models import ArchitectureChanges, is_polynext, read_weights
 from polynext.nn import PolyConv, freeze_statistics
 from polynext.recipes import RECIPES, recipe
 from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, from_yaml, to_yaml, train
@@ -35,7 +35,7 @@ LOW_RESOLUTION = ("cpolynext_lowres", "monet_tiny", "dttn_tiny", "mixer_s_lowres
 
 
 def test_every_recipe_names_a_model_and_survives_yaml() -> None:
-    assert len(RECIPES) == 8 + 3 + 3 + 2 + 6 + 10 + 15
+    assert len(RECIPES) == 8 + 3 + 3 + 2 + 5 + 10 + 15 + 4
     for name in RECIPES:
         config = recipe(name)
         assert polynext.create_model(config.model.name, device="meta")
@@ -325,6 +325,18 @@ def test_training_with_the_penalty_improves_the_condition_number(tmp_path: Path)
     assert condition(1.0) < 0.5 * condition(0.0)
     with pytest.raises(PolyNeXtError, match="has no PolyConv"):
         spread_of_singular_values(torch.nn.Linear(2, 2))
+
+
+def test_every_fully_polynomial_recipe_has_a_frozen_step() -> None:
+    fully_polynomial = {
+        name for name in RECIPES if is_polynext(recipe(name).model.name) and "_bn" in recipe(name).model.name
+    }
+    steps = {name for name in RECIPES if recipe(name).model.frozen_statistics}
+    assert steps == {f"{name}_frozen" for name in fully_polynomial - steps}
+    for name in steps - {"mnist_frozen"}:  # has its own length and rate
+        step, base = recipe(name), recipe(name.removesuffix("_frozen"))
+        assert replace(step.model, frozen_statistics=False) == base.model and step.data == base.data
+        assert step.optimizer.lr == pytest.approx(base.optimizer.lr / 10) and step.epochs == max(1, base.epochs // 10)
 
 
 def test_frozen_statistics_do_not_change_and_the_weights_do(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The entries of a table: the figure that the paper prints, and where ours comes from."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from polynext.experiments.reproduction.experiments import Experiment
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One figure of a table: counted, measured by an experiment, or missing.
+    """One figure of a table: counted, measured by an experiment, computed from its row, or missing.
 
     Attributes:
         row: heading of its row.
@@ -20,6 +20,7 @@ class Entry:
         experiment: the experiment that measures our figure.
         read: reads our figure from the experiment's result.
         unmeasured: why the experiment may not measure this figure.
+        from_row: computes our figure from our other figures in the row, by column, if it has all that it needs.
         missing: why there is no figure of ours.
     """
 
@@ -30,6 +31,7 @@ class Entry:
     experiment: Experiment | None = None
     read: Callable[[dict[str, Any]], str] = str
     unmeasured: str = ""
+    from_row: Callable[[Mapping[str, str]], str] | None = None
     missing: str = ""
 
 

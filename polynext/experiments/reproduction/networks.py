@@ -1,5 +1,6 @@
 """The tables of networks: their costs, their accuracy on a data set, and their speed."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -30,7 +31,8 @@ def main_results(setup: Setup) -> Entries:
     """Table 1."""
     for row in paper.main_results() + paper.rows("1", "text"):
         yield from costs(row)
-        yield accuracy(setup, row["model"], "imagenet", row["top1"])
+        if printed(row["top1"]):
+            yield accuracy(setup, row["model"], "imagenet", row["top1"])
 
 
 def on_data_sets(table: str) -> Any:
@@ -52,6 +54,13 @@ def fully_polynomial(setup: Setup) -> Entries:
         column = "imagenet with LayerNorm"
         yield replace(accuracy(setup, row["variant of"], "imagenet", row[column]), row=row["model"], column=column)
         yield accuracy(setup, row["model"], "imagenet", row["imagenet"])
+        yield Entry(row=row["model"], column="difference", printed=row["difference"], from_row=gap)
+
+
+def gap(found: Mapping[str, str]) -> str:
+    """What the polynomial norms change, from the accuracies of Table 7; empty if one is missing."""
+    with_layernorm, without = found["imagenet with LayerNorm"], found["imagenet"]
+    return f"{float(without) - float(with_layernorm):+.1f}" if with_layernorm and without else ""
 
 
 def accuracy(setup: Setup, model: str, data: str, figure: float) -> Entry:

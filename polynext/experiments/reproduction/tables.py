@@ -10,9 +10,15 @@ from polynext import paper
 from polynext.errors import PolyNeXtError
 from polynext.experiments.report import Report, bullets
 from polynext.experiments.reproduction.ablations import ablation
+from polynext.experiments.reproduction.claims import claims
 from polynext.experiments.reproduction.entries import Entries, Entry
 from polynext.experiments.reproduction.experiments import Results
-from polynext.experiments.reproduction.hyperparameters import architectures, low_resolution, training_details
+from polynext.experiments.reproduction.hyperparameters import (
+    architectures,
+    low_resolution,
+    segmentation_details,
+    training_details,
+)
 from polynext.experiments.reproduction.networks import (
     fully_polynomial,
     main_results,
@@ -50,12 +56,14 @@ PAPER_TABLES = {
     "dropin": PaperTable("Modules in CAFormer-S18", ablation("dropin", "dropin"), scaled=True, place="Section 4.3"),
     "dropout": PaperTable("Constant dropout", ablation("dropout", "dropout"), scaled=True, place="Appendix C.3"),
     "6": PaperTable("ADE20K segmentation", segmentation),
+    "segmentation": PaperTable("Training on ADE20K", segmentation_details, place="Section 4.5"),
     "7": PaperTable("Fully polynomial variants", fully_polynomial),
     "S1": PaperTable("Training hyperparameters", training_details),
     "S2": PaperTable("Architectures", architectures),
     "S3": PaperTable("Low-resolution setup", low_resolution),
     "S4": PaperTable("Throughput and memory", throughput),
     "S5": PaperTable("Smaller data sets", on_data_sets("S5")),
+    "claims": PaperTable("Claims of the text, from the paper's tables", claims, place="Text"),
     "figure-1": PaperTable("Accuracy against size and cost", main_results, place="Figure 1"),
 }
 
@@ -91,7 +99,9 @@ def reproduce(
     if table.scaled and setup.scale != "imagenet":
         notes.append(f"Here on {setup.scale}: another experiment than the paper's on ImageNet.")
     title = f"{table.place or f'Table {name}'}: {table.title}"
-    report = table_report(name, title, notes, [described(entry, results) for entry in entries])
+    cells = [described(entry, results) for entry in entries]
+    compute_from_rows(entries, cells)
+    report = table_report(name, title, notes, cells)
     report.write(setup.out, name)
     return report
 
@@ -106,6 +116,14 @@ def described(entry: Entry, results: Results) -> dict[str, Any]:
         missing = "" if found or failure else entry.unmeasured
     about = {"row": entry.row, "column": entry.column, "paper": entry.printed, "here": found}
     return about | {"missing": missing, "failed": failure}
+
+
+def compute_from_rows(entries: Sequence[Entry], cells: Sequence[dict[str, Any]]) -> None:
+    """Fills in the figures that follow from others in their row."""
+    for entry, cell in zip(entries, cells, strict=True):
+        if entry.from_row is not None:
+            cell["here"] = entry.from_row({c["column"]: c["here"] for c in cells if c["row"] == entry.row})
+            cell["missing"] = "" if cell["here"] else "a figure that it is computed from is missing"
 
 
 def table_report(name: str, title: str, notes: Sequence[str], cells: list[dict[str, Any]]) -> Report:
