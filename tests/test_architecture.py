@@ -33,7 +33,7 @@ ALLOWED = {
     "encrypted.compiler": {"circuit", "encrypted.runtime", "encrypted", "models", "runs"},
     "service": {"encrypted", "encrypted.runtime", "encrypted.compiler"},
     "experiments": {
-        "config", "models", "acceleration", "data", "runs", "export", "training", "recipes", "evaluation",
+        "nn", "config", "models", "acceleration", "data", "runs", "export", "training", "recipes", "evaluation",
         "segmentation", "encrypted", "encrypted.runtime", "encrypted.compiler",
     },
 }  # fmt: skip

@@ -11,7 +11,7 @@ from polynext import paper
 from polynext.cli.sweeps import show_report, train_all
 from polynext.errors import PolyNeXtError, require_at_least
 from polynext.experiments.ablation import ABLATION_TABLES, ROWS, AblationSweep, collect
-from polynext.experiments.ablation.rows import obstacle
+from polynext.experiments.ablation.rows import QUESTIONS, obstacle
 from polynext.experiments.discussion import discussion_reports
 from polynext.experiments.sweep import Trial
 from polynext.models import is_polynext
@@ -42,8 +42,9 @@ def main(
     does not stop the others. Rows and seeds can be added later.
 
     Args:
-        tables: modules, stabilisation, recipes, dropin, dropout, further, sensitivity, discussion (which measures the
-            paper's explanations), or names of rows; modules by default.
+        tables: modules, stabilisation, recipes, dropin, dropout, norms, further, discussion (which measures the
+            paper's explanations) or a part of it (coupling, scales, amplification, sensitivity), or names of rows;
+            modules by default.
         list_rows: list all rows with the paper's differences, and exit.
         recipe: digits, cifar10, or imagenet, which is the paper's scale.
         budget: optimiser steps of each run; the recipe's length by default.
@@ -60,7 +61,7 @@ def main(
         rows = [(r.name, r.table, r.family, r.what, paper.ablation_difference(r.name)) for r in ROWS.values()]
         print(table(("row", "table", "baseline", "what changes", "paper's difference"), rows, left=(0, 1, 2, 3)))
         return 0
-    discusses = "discussion" in tables
+    discusses = not {"discussion", *QUESTIONS}.isdisjoint(tables)
     require_at_least(1, seeds=seeds, processes=processes)
     require_at_least(0, budget=budget, images=images)
     folder = out or Path("runs") / f"ablate-{recipe}"

@@ -1,6 +1,6 @@
 """The explanations of the paper's Section 5, measured. `polynext ablate discussion` trains for it.
 
-Four questions, each with a report:
+Four questions, each with a report and a table of ablation rows of the same name:
 
     coupling       does each branch learn through its sibling, and does GELU block it?
     scales         does Sigmoid-Scale tie the size of a scale's updates to the scale?
@@ -18,7 +18,7 @@ import numpy as np
 
 from polynext import paper
 from polynext.experiments.ablation.report import Outcome, collect, over_seeds
-from polynext.experiments.ablation.rows import FACTORS
+from polynext.experiments.ablation.rows import FACTORS, SENSITIVITY
 from polynext.experiments.report import Report
 from polynext.experiments.sweep import Sweep, Trial
 from polynext.training.folder import RunFolder
@@ -79,22 +79,23 @@ class Measured:
 
 
 def discussion_reports(sweep: Sweep, trials: Sequence[Trial], out: Path) -> dict[str, Report]:
-    """The report on each question, from the folder of a sweep with diagnostics."""
+    """The report on each question whose rows were trained, from the folder of a sweep with diagnostics."""
     measured = {}
     for outcome in collect(sweep, trials, out):
         folders = [RunFolder(trial.folder(out)) for trial in trials if trial.name == outcome.name]
         runs = [[record for record in folder.records() if "cells" in record] for folder in folders]
         measured[outcome.name] = Measured(outcome, [run for run in runs if run])
-    return {
-        "coupling": coupling(chosen(measured, FUSIONS)),
-        "scales": scale_updates(chosen(measured, SCALES)),
-        "amplification": amplification(chosen(measured, STABILISERS)),
-        "sensitivity": sensitivity(measured),
+    questions: dict[str, tuple[Iterable[str], Callable[[dict[str, Measured]], Report]]] = {
+        "coupling": (FUSIONS, coupling),
+        "scales": (SCALES, scale_updates),
+        "amplification": (STABILISERS, amplification),
+        "sensitivity": ((*FAMILIES, *(row.name for row in SENSITIVITY)), sensitivity),
     }
-
-
-def chosen(measured: dict[str, Measured], names: Iterable[str]) -> dict[str, Measured]:
-    return {name: measured[name] for name in names}
+    return {
+        question: report({name: measured[name] for name in names})
+        for question, (names, report) in questions.items()
+        if measured.keys() >= set(names)
+    }
 
 
 # Coupling
@@ -110,12 +111,13 @@ def branch_mean(key: str) -> Callable[[dict[str, Any]], float]:
 
 
 def coupling(measured: dict[str, Measured]) -> Report:
-    keys = ("dead_a", "dead_b", "dead_both", "coupling")
+    keys = ("dead_a", "dead_b", "dead_both", "passed_a", "passed_b", "coupling")
     means = {name: {key: float(one.curve(branch_mean(key)).mean()) for key in keys} for name, one in measured.items()}
     rows = [
         (
             FUSIONS[name],
             *(f"{100 * means[name][key]:.1f}" for key in keys[:3]),
+            *(f"{means[name][key]:.2f}" for key in keys[3:5]),
             f"{means[name]['coupling']:.2f}",
             *one.compared_with(measured[BASELINE]),
         )
@@ -128,14 +130,17 @@ def coupling(measured: dict[str, Measured]) -> Report:
             "dead for W_a (%)",
             "for W_b (%)",
             "for both (%)",
+            "passed to W_a",
+            "to W_b",
             "coupling",
             *COMPARISON,
         ),
         rows=rows,
         notes=[
             "An element is dead for a branch if it gives the branch less than a tenth of the gradient that a product "
-            "would give it. Coupling is the correlation between the size of a branch's derivative and that of its "
-            "sibling. Both are means over all operators, steps and seeds."
+            "would give it. Passed is the sum of the gradient's absolute values in units of the sum that a product "
+            "would give. Coupling is the correlation between the size of a branch's derivative and that of its "
+            "sibling. All are means over all operators, steps and seeds."
         ],
         record={"rows": means},
         draw=lambda: draw_coupling(measured),

@@ -15,7 +15,7 @@ from polynext.cli.ablate import rows_of
 from polynext.errors import PolyNeXtError
 from polynext.experiments.ablation.baselines import FAMILIES, baselines, costs
 from polynext.experiments.ablation.report import Outcome, ablation_report, draw
-from polynext.experiments.ablation.rows import ABLATION_TABLES, ROWS, obstacle
+from polynext.experiments.ablation.rows import ABLATION_TABLES, QUESTIONS, ROWS, obstacle
 from polynext.experiments.ablation.sweep import AblationSweep
 from polynext.experiments.sweep import Trial, run_trials
 from polynext.models import create_model
@@ -63,7 +63,7 @@ def test_every_row_is_a_network_that_learns(name: str) -> None:
 
 def test_every_row_of_the_paper_is_listed() -> None:
     printed = [row["row"] for table in paper.ABLATION_TABLES for row in paper.rows(table)]
-    ours = ("norms", "further", "sensitivity", "discussion")
+    ours = ("norms", "further", "discussion", *QUESTIONS)
     listed = [row.name for table, rows in ABLATION_TABLES.items() if table not in ours for row in rows]
     assert sorted(printed) == sorted(set(listed) - {"caformer-poly", "wider-2-macs", "wider-1-macs"})
     assert {row.family for row in ROWS.values()} <= set(FAMILIES)

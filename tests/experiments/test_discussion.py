@@ -9,7 +9,8 @@ import pytest
 from polynext.cli import main
 from polynext.experiments.ablation.baselines import baselines, costs
 from polynext.experiments.ablation.report import Outcome
-from polynext.experiments.ablation.rows import ROWS
+from polynext.experiments.ablation.rows import ABLATION_TABLES, ROWS
+from polynext.experiments.ablation.sweep import AblationSweep
 from polynext.experiments.discussion import (
     FUSIONS,
     SCALES,
@@ -17,6 +18,7 @@ from polynext.experiments.discussion import (
     Measured,
     amplification,
     coupling,
+    discussion_reports,
     scale_updates,
 )
 
@@ -37,11 +39,11 @@ def measured(names: dict[str, str], cell: dict, steps: int = 4) -> dict[str, Mea
 
 
 def test_coupling_is_the_mean_over_operators() -> None:
-    branches = [dict(dead_a=a, dead_b=0.0, dead_both=0.0, coupling=1.0) for a in (0.2, 0.4)]
+    branches = [dict(dead_a=a, dead_b=0.0, dead_both=0.0, passed_a=a, passed_b=1.0, coupling=1.0) for a in (0.2, 0.4)]
     report = coupling(measured(FUSIONS, {"branches": branches}))
     assert report.record["rows"]["addition"]["dead_a"] == pytest.approx(0.3)
-    assert report.rows[0][:5] == ("a * b", "30.0", "0.0", "0.0", "1.00")
-    assert report.rows[0][5:] == ("91.00 ± 1.00", "-", "-")
+    assert report.rows[0][:7] == ("a * b", "30.0", "0.0", "0.0", "0.30", "1.00", "1.00")
+    assert report.rows[0][7:] == ("91.00 ± 1.00", "-", "-")
     assert report.draw is not None and len(report.draw().axes) == 4
 
 
@@ -78,6 +80,22 @@ def test_rows_change_the_learning_rate_and_the_batch() -> None:
     small, large = (ROWS[f"peer-batch-x{factor}"].change(baseline) for factor in ("0.25", "4"))
     assert (small.batch_size, small.micro_batch) == (16, 16)
     assert (large.batch_size, large.micro_batch) == (256, 64)
+
+
+def test_each_question_has_a_table_of_rows() -> None:
+    for question, names in (("coupling", FUSIONS), ("scales", SCALES), ("amplification", STABILISERS)):
+        assert {row.name for row in ABLATION_TABLES[question]} | {"cpolynext"} == set(names)
+
+
+def test_a_report_needs_the_rows_of_its_question_only(tmp_path: Path) -> None:
+    sweep = AblationSweep("digits", steps=1, diagnostics=True, images=64)
+    trials = sweep.trials([row.name for row in ABLATION_TABLES["scales"]], seeds=1)
+    for trial in trials:
+        trial.write(tmp_path, {"accuracy": 50.0})
+        records = [{"step": step, "cells": {"cell": {"scales": [0.5 + step, 0.1 + step]}}} for step in range(3)]
+        folder = trial.folder(tmp_path)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert list(discussion_reports(sweep, trials, tmp_path)) == ["scales"]
 
 
 @pytest.mark.slow

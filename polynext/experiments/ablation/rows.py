@@ -179,12 +179,11 @@ SENSITIVITY = [
     for factor in FACTORS[what]
 ]
 
-# Section 5: the rows that `discussion.py` measures.
-DISCUSSION = [
-    *(row for row in MODULES if row.name in ("addition", *GELU_VARIANTS)),
-    *(row for row in STABILISATION if row.family == "cpolynext" and not row.name.startswith("wider")),
-    *SENSITIVITY,
-]
+# Section 5: the rows that `discussion.py` measures, by question.
+COUPLING = [row for row in MODULES if row.name in ("addition", *GELU_VARIANTS)]
+SCALES = [row for row in STABILISATION if row.name in ("learnable-scale", "layerscale-small", "layerscale-one")]
+AMPLIFICATION = [row for row in STABILISATION if row.name in ("layerscale-one", "single-input", "no-cell-norm")]
+QUESTIONS = {"coupling": COUPLING, "scales": SCALES, "amplification": AMPLIFICATION, "sensitivity": SENSITIVITY}
 
 ABLATION_TABLES: dict[str, list[Row]] = {
     "modules": MODULES,
@@ -194,8 +193,8 @@ ABLATION_TABLES: dict[str, list[Row]] = {
     "dropout": DROPOUT,
     "norms": NORMS,
     "further": FURTHER,
-    "sensitivity": SENSITIVITY,
-    "discussion": DISCUSSION,
+    **QUESTIONS,
+    "discussion": [row for rows in QUESTIONS.values() for row in rows],
 }
 ROWS: dict[str, Row] = {row.name: row for table in ABLATION_TABLES.values() for row in table}
 
