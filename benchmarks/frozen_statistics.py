@@ -1,6 +1,7 @@
 """Measures what fine-tuning with frozen statistics changes, on the digits.
 
-    python benchmarks/frozen_statistics.py --networks cpolynext_ablate_digits_bn --epochs 20 --seeds 3
+    python benchmarks/frozen_statistics.py --epochs 20 --seeds 3
+    python benchmarks/frozen_statistics.py --networks cpolynext_ablate_digits_bn --stacks 8 --epochs 10 --seeds 3
 
 For each seed, a network is trained with batch statistics. Its weights are then fine-tuned twice, once with frozen
 statistics (`polynext.recipes.frozen`) and once, for comparison, with batch statistics again. A line has the accuracy on
@@ -28,6 +29,9 @@ STEPS = ("trained", "fine-tuned with batch statistics", "fine-tuned with frozen 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=["cpolynext_ablate_digits_bn", "apolynext_ablate_digits_bn"])
+    parser.add_argument(
+        "--stacks", type=int, nargs="*", default=[], help="stacks in each cell; the network's own if empty"
+    )
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
@@ -35,16 +39,17 @@ def main() -> None:
         measured: dict[str, list[tuple[float, float, float]]] = {step: [] for step in STEPS}
         for seed in range(options.seeds):
             with tempfile.TemporaryDirectory() as folder:
-                for step, run in train_steps(network, options.epochs, seed, Path(folder)).items():
+                model = ModelConfig(name=network, stacks=tuple(options.stacks))
+                for step, run in train_steps(model, options.epochs, seed, Path(folder)).items():
                     measured[step].append(accuracy_and_logits(run))
                     print(f"{network}, seed {seed}, {step}: {formatted(measured[step][-1:])}", flush=True)
         for step, values in measured.items():
             print(f"{network}, {step}: {formatted(values)}", flush=True)
 
 
-def train_steps(network: str, epochs: int, seed: int, folder: Path) -> dict[str, Path]:
+def train_steps(model: ModelConfig, epochs: int, seed: int, folder: Path) -> dict[str, Path]:
     """The run folders of the three steps."""
-    base = replace(shortened(recipe("digits"), epochs), model=ModelConfig(name=network), seed=seed)
+    base = replace(shortened(recipe("digits"), epochs), model=model, seed=seed)
     base = replace(base, evaluate_every=epochs)
     runs = {"trained": train(base, folder / "trained", quiet=True)}
     frozen = with_frozen_statistics(base)

@@ -159,8 +159,8 @@ def draw_coupling(measured: dict[str, Measured]) -> "Figure":
         for colour, (name, one) in zip(COLOURS, measured.items(), strict=False):
             axes.plot(one.steps(), one.curve(branch_mean(key)), color=colour, label=FUSIONS[name])
         finish(axes, title, "step", "correlation" if key == "coupling" else "share of elements")
-        axes.set_ylim(-0.03, 1.03 if key == "coupling" else None)
-    panels[0].legend(fontsize=8)
+        axes.set_ylim(-0.03, 1.03 if key == "coupling" else 0.6)
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -218,7 +218,7 @@ def draw_scales(points: dict[str, np.ndarray]) -> "Figure":
         axes.scatter(each[:, 0], each[:, 1], s=14, color=colour, label=SCALES[name], alpha=0.75)
     axes.set(xscale="log", yscale="log")
     finish(axes, "updates of the residual scales", "scale s", "mean update")
-    axes.legend(fontsize=8)
+    legend_below(figure, axes)
     return figure
 
 
@@ -277,7 +277,7 @@ def draw_amplification(largest: dict[str, dict[str, list[float]]]) -> "Figure":
             axes.plot(range(1, len(values[key]) + 1), values[key], "o-", color=colour, label=STABILISERS[name])
         axes.set_yscale("log")
         finish(axes, f"largest {what} of the run", "stack", "")
-    panels[0].legend(fontsize=8)
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -327,7 +327,7 @@ def draw_sensitivity(accuracies: dict[str, dict[str, dict[float, list[float]]]])
             axes.errorbar(list(found), means, spread, fmt="o-", capsize=3, color=colour, label=FAMILIES[family])
         axes.set_xscale("log", base=2)
         finish(axes, {"lr": "learning rate", "batch": "batch size"}[what], "factor", "accuracy (%)")
-    panels[0].legend(fontsize=8)
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -343,3 +343,11 @@ def finish(axes: "Axes", title: str, x: str, y: str) -> None:
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def legend_below(figure: "Figure", axes: "Axes") -> None:
+    """One legend for all panels, where it hides no points."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), columnspacing=1.2, fontsize=8, frameon=False
+    )

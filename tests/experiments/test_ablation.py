@@ -355,6 +355,8 @@ def test_networks_without_cells_have_no_diagnostics() -> None:
     sweep = AblationSweep("digits", diagnostics=True)
     assert sweep.config("addition").diagnostics
     assert not sweep.config("convformer-our-recipe").diagnostics
+    at_full_scale = AblationSweep("imagenet", diagnostics=True)
+    assert at_full_scale.baseline("cpolynext").model.memory == "plain"  # so that the branches are recorded
 
 
 def test_a_report_needs_only_its_folder(tmp_path: Path, capsys) -> None:

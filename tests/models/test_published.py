@@ -1,5 +1,7 @@
 """The published networks: same answers, same parameters, strict loading."""
 
+import re
+
 import pytest
 import timm
 import torch
@@ -99,9 +101,10 @@ def test_every_published_network_agrees_with_the_second_implementation(name: str
 def test_initial_scales(name: str) -> None:
     model = timm.create_model(name)
     expected = torch.tensor(initial_scales(name.split("_")[1]))
-    for key, value in model.state_dict().items():
-        if key.endswith("cells.0.scale.logits"):
-            torch.testing.assert_close(value, expected)
+    logits = [value for key, value in model.state_dict().items() if re.search(r"cells\.\d+\.scale\.logits$", key)]
+    assert len(logits) == sum(stage.cells for stage in model.config.stages)
+    for value in logits:
+        torch.testing.assert_close(value, expected)
 
 
 @pytest.mark.parametrize(("name", "expected"), PARAMETERS.items())

@@ -40,7 +40,8 @@ class AblationSweep(Sweep):
             epochs = math.ceil(self.steps / max(steps_per_epoch, 1))
         train = replace(shortened(train, epochs), evaluate_every=epochs)
         if self.diagnostics and is_polynext(train.model.name):  # other networks have no cells
-            train = replace(train, diagnostics=True, log_steps=STEPS_BETWEEN_DIAGNOSTICS)
+            plain = replace(train.model, memory="plain")  # memory-saving training does not keep the branches
+            train = replace(train, model=plain, diagnostics=True, log_steps=STEPS_BETWEEN_DIAGNOSTICS)
         return train
 
     def config(self, name: str) -> TrainConfig:
