@@ -8,7 +8,7 @@ from polynext.service.run import offered
 
 
 def test_the_first_screen_lists_networks_with_their_costs(folder: Path) -> None:
-    ((name, network),) = load_networks([folder]).items()
+    ((name, network),) = load_networks([folder], allow_unencrypted=True).items()
     cost = replace(network.spec.cost, seconds=1.25, key_bytes=98 * 2**20)
     line = offered({name: replace(network, spec=replace(network.spec, cost=cost))}).splitlines()[2]
     assert line.split()[:3] == [name, "1.25", "s"]
