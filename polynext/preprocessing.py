@@ -121,6 +121,8 @@ class Preprocessing:
         if drawing.size != wanted:
             drawing = drawing.resize(wanted, self.resampling)
         ink = np.asarray(drawing, dtype=np.int64)
+        if not ink.any():  # thin lines may vanish
+            return made
         made.paste(drawing, (self.corner(ink.sum(axis=0)), self.corner(ink.sum(axis=1))))
         return made
 

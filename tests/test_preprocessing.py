@@ -204,3 +204,10 @@ def test_timms_own_transform_gives_the_same(name: str) -> None:
 def test_impossible_settings_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(PolyNeXtError, match=message):
         Preprocessing(**fields)
+
+
+def test_a_drawing_whose_lines_vanish_is_black() -> None:
+    dots = Image.new("L", (1000, 1000))
+    dots.putpixel((0, 0), 20)
+    dots.putpixel((999, 999), 20)
+    assert not np.asarray(Preprocessing(size=4, resize=2, crop="drawing").resized(dots)).any()

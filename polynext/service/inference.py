@@ -151,8 +151,12 @@ class KeyCache:
         self.loaded.pop(keys, None)
 
 
+class ForkDied(Exception):  # noqa: N818  (not an error of the job, which runs again)
+    """The fork that loaded keys died."""
+
+
 def require_survival(load: Callable[[], object]) -> None:
-    """Load untrusted keys in a fork first. Raises PolyNeXtError if it dies; the inference process must not."""
+    """Load untrusted keys in a fork first. Raises ForkDied if it dies; the inference process must not."""
 
     def attempt() -> None:
         with suppress(PolyNeXtError, OSError):  # which loading raises again in this process
@@ -164,7 +168,7 @@ def require_survival(load: Callable[[], object]) -> None:
     if process.exitcode != 0:
         process.kill()
         process.join()
-        raise PolyNeXtError("the process that loaded them died or took too long: make them again.")
+        raise ForkDied(f"exit status {process.exitcode} while loading keys")
 
 
 @dataclass
@@ -216,6 +220,9 @@ class InferenceProcess:
         network = self.networks[assignment.network]
         try:
             keys = self.keys.get(network, assignment)
+        except ForkDied as death:
+            self.control.send((number, "died", str(death)))
+            return
         except PolyNeXtError as error:
             self.control.send((number, "failed", f"the keys cannot be loaded: {error}"))
             return

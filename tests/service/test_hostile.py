@@ -40,6 +40,7 @@ def published(folder: Path) -> HostileService:
 CHANGES: dict[str, Change] = {
     "nothing": lambda table: None,
     "a low limit of logits": lambda table: table["cost"].update(largest_logit=0.05),
+    "drawings": lambda table: table["preprocessing"].update(crop="drawing"),
     "values that overflow": lambda table: table["preprocessing"].update(mean=[0.0], std=[1e-30]),
     "an input without room": lambda table: table["parameters"].update(input_bits=58),
     "a mean far away": lambda table: table["preprocessing"].update(mean=[1e30], std=[1e30]),
@@ -72,6 +73,7 @@ PAGE_CHANGES: dict[str, Change] = {
     "a low limit of logits": lambda table: table.update(largest_logit=0.05),
     "answers from the slots of pixels": lambda table: table["slots"].update(result=[[0, 1, 2]]),
     "no slots for answers": lambda table: table["slots"].update(result=[[4095, 4095, 4095]]),
+    "drawings": lambda table: table["preprocessing"].update(crop="drawing"),
     "values that overflow": lambda table: table["preprocessing"].update(mean=[0.0], std=[1e-30]),
     "an input without room": lambda table: table["browser_parameters"].update(input_scale=2.0**100),
     "classes in other scripts": lambda table: table.update(classes=["\u0434\u0430", "\u4e00", "\u05d0"]),

@@ -72,9 +72,10 @@ export type ClientSpec = Checked<typeof tables>
 /** A client spec in which every number is within its limits, so that every picture can be encrypted. */
 export const clientSpec: Check<ClientSpec> = (value, where) => {
   const spec = tables(value, where)
-  const { size, resize, mean, std } = spec.preprocessing
+  const { size, resize, crop, mean, std } = spec.preprocessing
   require([1, 3].includes(mean.length) && mean.length === std.length, 'preprocessing', 'one for grey or RGB pictures')
-  require(size <= resize, 'preprocessing.size', 'at most the resize')
+  const fits = crop === 'drawing' ? resize <= size && mean.length === 1 : size <= resize
+  require(fits, 'preprocessing.size', 'one that the resize allows')
   const pixels = size * size * mean.length
   require(spec.slots.image.every((entry) => entry < pixels), 'slots.image', 'a list of pixels')
   require(spec.slots.result[0]!.length === spec.classes.length, 'slots.result', 'one slot for each class')
