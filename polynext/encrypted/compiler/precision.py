@@ -29,8 +29,8 @@ from polynext.encrypted.runtime.program import Program
 
 ERROR = 3.2  # the standard deviation of the scheme's error
 
-# The number of simulated images, and of ciphertexts at a time, which limits memory.
-SIMULATED, AT_A_TIME = 32, 16
+# The number of simulated images, and of ciphertexts and of their slots at a time, which limits memory.
+SIMULATED, AT_A_TIME, SLOTS_AT_A_TIME = 32, 16, 2**18
 # The predicted error in standard deviations of the noise: one logit in 16,000 has a larger error.
 TAIL = 4
 
@@ -122,10 +122,11 @@ def predict(program: Program, parameters: Parameters, examples: Array, wanted: A
     chosen = np.arange(-(-SIMULATED // layout.images) * layout.images).reshape(-1, layout.images) % len(examples)
     packed = np.stack([layout.pack(examples[each].reshape(layout.images, -1)) for each in chosen])
     encoded = encode_program(program, evaluator, cache=False)
+    count = min(AT_A_TIME, SLOTS_AT_A_TIME // parameters.slots)
     results = [
         program.layouts[-1].unpack(result)
-        for start in range(0, len(packed), AT_A_TIME)
-        for result in execute(program, encoded, evaluator, evaluator.fresh(packed[start : start + AT_A_TIME])).values
+        for start in range(0, len(packed), count)
+        for result in execute(program, encoded, evaluator, evaluator.fresh(packed[start : start + count])).values
     ]
     off = np.stack(results).real - wanted[chosen]
     deviations = np.sqrt((off**2).mean(axis=-1))  # of each image
