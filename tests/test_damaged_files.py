@@ -27,7 +27,7 @@ from polynext.encrypted import Client, ClientSpec, make_plan, save_server
 from polynext.encrypted.compiler.prepare import client_spec_for
 from polynext.encrypted.runtime.program_file import load_program
 from polynext.encrypted.server import Server
-from polynext.models.published import SHIPPED, WEIGHTS
+from polynext.models.published import WEIGHTS
 from polynext.preprocessing import Preprocessing, open_picture
 from polynext.recipes import recipe
 from polynext.segmentation.config import SegmentationConfig, SegmentationDataConfig
@@ -118,7 +118,8 @@ def shard() -> bytes:
 
 
 def shipped() -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    path = WEIGHTS / f"{SHIPPED[0]}.safetensors"
+    """The weights of the digits network, and their metadata."""
+    path = WEIGHTS / "cpolynext_nano_bn.digits.safetensors"
     with safetensors.safe_open(path, "pt") as file:
         return safetensors.torch.load_file(path), file.metadata()
 
