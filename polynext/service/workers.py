@@ -59,6 +59,7 @@ class LocalWorkers(Workers):
         self.process: Any = None
         self.control: Connection | None = None
         self.restarts = 0
+        self.was_ready = False
 
     @property
     def slots(self) -> int:
@@ -99,6 +100,7 @@ class LocalWorkers(Workers):
 
     def handle(self, message: tuple[Any, ...]) -> None:
         if message[0] == "ready":
+            self.was_ready = True
             self.up.set()
             return
         if message[0] == "unusable":
@@ -118,11 +120,13 @@ class LocalWorkers(Workers):
             future.set_exception(WorkerDied(*rest))
 
     def restart(self) -> None:
-        """The inference process died: its jobs are lost, and a new one starts after a pause."""
+        """The inference process died: its jobs are lost. A new one starts after a pause, unless none ever started."""
         self.disconnect()
         for future, _ in list(self.waiting.values()):
             if not future.done():
                 future.set_exception(WorkerDied("the inference process"))
+        if not self.was_ready and self.failure is None:
+            self.failure = "the inference process died while it started: its error is above, or memory is too small."
         if self.failure is None:
             self.restarts += 1
             asyncio.get_running_loop().call_later(min(0.1 * 2 ** min(self.restarts, 8), 20), self.launch)
