@@ -14,6 +14,7 @@ from typing import Any
 import polynext
 from polynext import paper
 from polynext.circuit import lower
+from polynext.config import TrainConfig, from_yaml
 from polynext.models import PUBLISHED
 from polynext.models.checkpoints import read_metadata
 from polynext.models.costs import count_macs, count_parameters
@@ -24,11 +25,18 @@ Rows = list[list[str]]
 
 # Training data of the shipped networks.
 DATA = {
+    "mnist": """MNIST (LeCun, Cortes and Burges, 1998): 60,000 training and 10,000 test images of 28x28 pixels; and
+30,000 digits drawn with strokes by a program (`polynext/data/drawings.py`), for training.""",
     "digits": """scikit-learn's handwritten digits (Alpaydin and Kaynak, 1998): 1,797 grey images of 8x8 pixels, split
 into 1,433 for training and 364 for testing.""",
     "cifar10": """CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test photographs of 32x32 pixels in ten
 classes.""",
 }
+
+ON_TEST_IMAGES = """The best epoch was selected on the test images, as is usual for these benchmarks. Expect slightly
+lower accuracy on new images."""
+ON_VALIDATION_IMAGES = """The best epoch was selected on $count training images that were held out. The test images were
+used once, at the end."""
 
 EMBEDDED_CARD = Template("""# $title
 
@@ -47,8 +55,7 @@ $data
 
 $figures
 
-The best epoch was selected on the test images, as is usual for these benchmarks. Expect slightly lower accuracy on new
-images. Source: the metadata of the weight file, which `polynext train` writes.
+$selection Source: the metadata of the weight file, which `polynext train` writes.
 
 ## Cost in the clear
 
@@ -214,8 +221,11 @@ def embedded_card(tagged: str) -> str:
         ["polynomial degree", f"{circuit.degree():,}"],
         ["multiplicative depth", str(circuit.multiplicative_depth())],
     ]
+    held_out = from_yaml(about["config"], tagged, TrainConfig).data.validation
+    selection = Template(ON_VALIDATION_IMAGES if held_out else ON_TEST_IMAGES).substitute(count=f"{held_out:,}")
     return EMBEDDED_CARD.substitute(
         title=tagged,
+        selection=selection,
         tagged=tagged,
         data=DATA[data],
         figures=table(["", ""], figures),

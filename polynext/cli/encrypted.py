@@ -484,6 +484,7 @@ commands = Commands(
     {
         "demo": Command("all steps below, on test images of a shipped network, with a figure", f"{HERE}:demo"),
         "design": Command("networks for photographs: what each takes encrypted, and learns", f"{HERE}_design:main"),
+        "fit": Command("your own images: propose, train and prepare a network in a budget", f"{HERE}_fit:main"),
         "plan": Command("estimate what a trained network costs encrypted", f"{HERE}:plan"),
         "prepare": Command("server: compile a trained network, and write a client spec", f"{HERE}:prepare"),
         "keygen": Command("client: make keys for a client spec", f"{HERE}:keygen"),

@@ -157,13 +157,21 @@ def read_torchvision(config: DataConfig, split: FileSplit) -> ArrayExamples:
         ) from error
 
 
-def read_folders(config: DataConfig, split: FileSplit) -> FileExamples:
+def read_folders(config: DataConfig, split: FileSplit) -> Examples:
     assert config.root is not None
     if not config.root.is_dir():
         raise PolyNeXtError(f"there is no folder {config.root}: give the folder that holds train and val.")
+    if not any((config.root / name).is_dir() for names in SPLIT_FOLDERS.values() for name in names):
+        return split_classes(FolderExamples(config.root, config.most_memory), split)
     if split == "test" and (config.root / "val" / "val_annotations.txt").is_file():
         return tiny_imagenet_validation(config.root, config.most_memory)
     return FolderExamples(split_folder(config.root, split), config.most_memory)
+
+
+def split_classes(examples: FolderExamples, split: FileSplit) -> Examples:
+    """Every fifth image of a class is for testing."""
+    test = np.concatenate([np.flatnonzero(examples.labels == c)[4::5] for c in range(len(examples.classes))])
+    return examples.subset(np.sort(test) if split == "test" else np.setdiff1d(np.arange(len(examples)), test))
 
 
 def tiny_imagenet_validation(root: Path, most_memory: float) -> FileExamples:
@@ -209,7 +217,7 @@ def read_timm(config: DataConfig, split: FileSplit) -> TimmExamples:
 
 
 ARRAYS_OR = "a .npz with train_x, train_y, test_x, test_y, or"
-FOLDERS = "a folder with train and val, each with one folder for each class"
+FOLDERS = "a folder with one folder for each class, or with train and val that have such folders"
 DATA_SETS = {
     "digits": DataSet("scikit-learn's handwritten digits, 8x8 grey (no root)", read_digits, 10, needs_root=False),
     "cifar10": DataSet(f"{ARRAYS_OR} torchvision's folder", or_arrays(read_torchvision), 10),
