@@ -384,12 +384,21 @@ def server_folder(name: str) -> Path:
     return shipped_server(shipped)
 
 
-def show_planning(what: str) -> None:
-    """Show what the planner does on one line of a terminal, or on a line each."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="" if what else "\r", file=sys.stderr, flush=True)
-    elif what:
-        print(what, file=sys.stderr, flush=True)
+class PlanningDisplay:
+    """Shows what the planner does: on one line of a terminal, or on a new line every few seconds."""
+
+    def __init__(self, every: float = 10.0):
+        self.every, self.next = every, 0.0
+
+    def __call__(self, what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+        elif what and time.monotonic() >= self.next:
+            print(what, file=sys.stderr, flush=True)
+            self.next = time.monotonic() + self.every
+
+
+show_planning = PlanningDisplay()
 
 
 def check_inputs(images: Sequence[Path], digits: int) -> None:

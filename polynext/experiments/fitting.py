@@ -17,8 +17,7 @@ from polynext.config import EncryptionConfig, ScheduleConfig, TrainConfig, build
 from polynext.data import DataConfig, Examples, Preprocessing, load_examples
 from polynext.data.examples import balanced_sample
 from polynext.encrypted.compiler.limits import Limits, Progress
-from polynext.encrypted.compiler.planner import make_plan
-from polynext.encrypted.compiler.prepare import EXAMPLES, PreparedNetwork, prepare, save_samples
+from polynext.encrypted.compiler.prepare import EXAMPLES, PreparedNetwork, plan_run, prepare, save_samples
 from polynext.encrypted.runtime.cost import MEBIBYTE, CostEstimate
 from polynext.encrypted.server import SAMPLES
 from polynext.errors import PolyNeXtError
@@ -105,8 +104,12 @@ def folder_data(root: Path) -> DataConfig:
     if (pixels == pixels[..., :1]).all():
         pixels = pixels[..., :1]
     mean, std = pixels.mean(axis=(0, 1, 2)), pixels.std(axis=(0, 1, 2))
-    shades = {"mean": tuple(round(float(m), 4) for m in mean), "std": tuple(max(round(float(s), 4), 0.01) for s in std)}
-    return replace(data, preprocessing=replace(data.preprocessing, **shades))
+    shades = replace(
+        data.preprocessing,
+        mean=tuple(round(float(m), 4) for m in mean),
+        std=tuple(max(round(float(s), 4), 0.01) for s in std),
+    )
+    return replace(data, preprocessing=shades)
 
 
 def sample(examples: Examples, preprocessing: Preprocessing) -> Iterator[Any]:
@@ -141,7 +144,8 @@ def propose(data: DataConfig, budget: Budget, progress: Progress) -> Iterator[Pr
     for size in SIZES:
         model = build_model(config_for(data, size, budget), len(examples.classes))
         set_statistics(model, images)
-        proposal = estimate(model, images.double().numpy(), size, budget, progress)
+        run = Run(size.name, model, data.preprocessing)
+        proposal = estimate(run, images.double().numpy(), size, budget, progress)
         yield proposal
         if proposal.cost is None or proposal.cost.seconds > budget.seconds:
             return
@@ -155,14 +159,12 @@ def set_statistics(model: Any, images: torch.Tensor) -> None:
     model.eval()
 
 
-def estimate(model: Any, images: Any, size: Size, budget: Budget, progress: Progress) -> Proposal:
-    from polynext.circuit.lowering import lower
-
+def estimate(run: Run, images: Any, size: Size, budget: Budget, progress: Progress) -> Proposal:
     def report(what: str) -> None:
         progress(what and f"{size.name}: {what}")
 
     try:
-        plan = make_plan(lower(model), images, limits=budget.limits(size), progress=report)
+        plan = plan_run(run, limits=budget.limits(size), examples=images, progress=report)
     except PolyNeXtError as error:
         return Proposal(size, None, str(error))
     late = plan.cost.seconds > budget.seconds
