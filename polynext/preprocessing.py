@@ -20,6 +20,10 @@ IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp", ".tif", ".ti
 FORMATS = ("JPEG", "MPO", "PNG", "PPM", "BMP", "WEBP", "TIFF", "GIF", "AVIF")
 LARGEST_PROPORTION = 100  # of the longer edge to the shorter one, which becomes as long as the network's input
 
+# Statistics of the pixels, which networks for these data sets subtract and divide by.
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
 # A pixel of at least this value, of 255, is part of a drawing.
 INK = 16
 

@@ -7,7 +7,7 @@ dataclasses, so that `dataclasses.replace` and the options that tyro makes of th
 import dataclasses
 import json
 import typing
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -20,6 +20,9 @@ Share = Annotated[float, Ge(0), Le(1)]
 ShareBelowOne = Annotated[float, Ge(0), Lt(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveInt = Annotated[int, Ge(1)]
+
+# What training keeps for the backward pass: `polynext.acceleration.save_memory`.
+Memory = Literal["plain", "lean", "least"]
 
 
 class Config:

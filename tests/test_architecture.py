@@ -170,7 +170,9 @@ FRONTS = ["polynext", *(f"polynext.{name}" for name in ALLOWED if name not in ("
 @pytest.mark.parametrize("front", FRONTS)
 def test_a_front_shows_what_it_exports_and_says_what_it_is(front: str) -> None:
     module = importlib.import_module(front)
-    assert module.__doc__ and list(module.__all__) == sorted(module.__all__, key=front_order)
+    assert module.__doc__
+    orders = (sorted(module.__all__, key=front_order), sorted(module.__all__))  # written by hand, or from a stub
+    assert list(module.__all__) in orders
     assert set(module.__all__) <= set(dir(module))
     for name in module.__all__:
         member = getattr(module, name)

@@ -18,7 +18,7 @@ from polynext.acceleration.compilation import compile
 from polynext.acceleration.fast_module import restore
 from polynext.acceleration.folding import fold
 from polynext.acceleration.linear_form import linear_form
-from polynext.acceleration.network import Memory, accelerate, save_memory
+from polynext.acceleration.network import accelerate, save_memory
 from polynext.acceleration.onnx_form import onnx_form
 
-__all__ = ["Memory", "accelerate", "compile", "fold", "linear_form", "onnx_form", "restore", "save_memory"]
+__all__ = ["accelerate", "compile", "fold", "linear_form", "onnx_form", "restore", "save_memory"]

@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import nullcontext
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from timm.models import checkpoint_seq
@@ -16,8 +16,7 @@ from polynext.acceleration.memory import Recomputable, add_branch, keep_products
 from polynext.errors import PolyNeXtError
 from polynext.models.network import Cell, Stack, Stage
 from polynext.models.pyramid import PyramidStage
-
-Memory = Literal["plain", "lean", "least"]
+from polynext.schema import Memory
 
 
 class FastStack(FastModule, Stack):

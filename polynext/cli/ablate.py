@@ -8,16 +8,8 @@ from typing import Annotated
 import tyro
 
 from polynext import paper
-from polynext.cli.sweeps import show_report, train_all
 from polynext.errors import PolyNeXtError, require_at_least
-from polynext.experiments.ablation import ABLATION_TABLES, ROWS, AblationSweep, collect
-from polynext.experiments.ablation.rows import QUESTIONS, obstacle
-from polynext.experiments.discussion import discussion_reports
-from polynext.experiments.sweep import Trial
-from polynext.models import is_polynext
 from polynext.tables import table
-from polynext.training.diagnostics import draw_diagnostics
-from polynext.training.folder import RunFolder
 
 COMMAND = "polynext ablate"
 
@@ -57,6 +49,15 @@ def main(
         out: folder of the runs and the report; runs/ablate-RECIPE by default.
         json: print JSON instead of a table.
     """
+    from polynext.cli.sweeps import show_report, train_all
+    from polynext.experiments.ablation import ROWS, AblationSweep, collect
+    from polynext.experiments.ablation.rows import QUESTIONS
+    from polynext.experiments.discussion import discussion_reports
+    from polynext.experiments.sweep import Trial
+    from polynext.models import is_polynext
+    from polynext.training.diagnostics import draw_diagnostics
+    from polynext.training.folder import RunFolder
+
     if list_rows:
         rows = [(r.name, r.table, r.family, r.what, paper.ablation_difference(r.name)) for r in ROWS.values()]
         print(table(("row", "table", "baseline", "what changes", "paper's difference"), rows, left=(0, 1, 2, 3)))
@@ -87,6 +88,8 @@ def main(
 
 def rows_of(tables: tuple[str, ...], scale: str) -> list[str]:
     """The rows that tables and row names select. Rows of a table that do not apply at this scale are left out."""
+    from polynext.experiments.ablation.rows import ABLATION_TABLES, ROWS, obstacle
+
     names: dict[str, None] = {}
     for name in tables:
         if name not in ABLATION_TABLES and name not in ROWS:

@@ -4,18 +4,11 @@ import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 from tqdm import tqdm
 
 from polynext import paper
 from polynext.errors import PolyNeXtError, require_at_least
-from polynext.experiments.report import require_figure_path, save_figure
-from polynext.experiments.speed.candidates import Candidate, default_device, default_setting
-from polynext.experiments.speed.figures import draw
-from polynext.experiments.speed.paper_table import measure_paper_models, paper_models
-from polynext.experiments.speed.report import comparison, paper_comparison
-from polynext.experiments.speed.timing import measure
 from polynext.files import require_place, write_atomically
 
 DEFAULT_MODELS = ("cpolynext_tiny", "apolynext_tiny", "monet_tiny", "convformer_s18", "caformer_s18")
@@ -25,7 +18,7 @@ def main(
     models: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     engines: tuple[str, ...] = (),
     paper_table: Annotated[bool, tyro.conf.arg(name="paper")] = False,
-    device: str = default_device(),
+    device: str = "",
     batch_size: int | None = None,
     image_size: int | None = None,
     threads: int = 0,
@@ -48,7 +41,7 @@ def main(
         engines: eager, compiled, onnxruntime or openvino, optionally after folded+ or bf16+, as in folded+compiled.
             Eager by default; compiled for the paper's table.
         paper_table: measure the throughput of the models of the paper's Table S4, beside its figures.
-        device: cpu, or cuda, cuda:1 and so on.
+        device: cpu, or cuda, cuda:1 and so on; by default the GPU if there is one.
         batch_size: images at a time for throughput; 128 on a GPU and 8 on a CPU by default.
         image_size: side of the images; each model's own by default.
         threads: CPU threads; all by default. A single thread is measured in CPU time, which other load disturbs less.
@@ -58,9 +51,17 @@ def main(
         out: write all results, including the seconds of every turn, to this JSON file.
         json: print JSON instead of a table.
     """
+    from polynext.experiments.report import require_figure_path, save_figure
+    from polynext.experiments.speed.candidates import Candidate, default_device, default_setting
+    from polynext.experiments.speed.figures import draw
+    from polynext.experiments.speed.paper_table import measure_paper_models, paper_models
+    from polynext.experiments.speed.report import comparison, paper_comparison
+    from polynext.experiments.speed.timing import measure
+
     require_at_least(1, rounds=rounds, batch_size=1 if batch_size is None else batch_size)
     require_at_least(1, image_size=1 if image_size is None else image_size)
     require_at_least(0, threads=threads)
+    device = device or default_device()
     if device not in (here := devices()):
         raise PolyNeXtError(f"there is no device {device!r} here: give {' or '.join(here)}.")
     if out:
@@ -112,5 +113,7 @@ def main(
 
 def devices() -> list[str]:
     """The devices of this machine."""
+    import torch
+
     count = torch.cuda.device_count()
     return ["cpu", *(["cuda"] if count else []), *(f"cuda:{i}" for i in range(count))]

@@ -8,16 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import tyro
 
 from polynext.cli.commands import readable_help, with_options
 from polynext.config import LoopConfig, read_config, to_yaml
-from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
-from polynext.training import Interrupted, Task, dry_run, run
-from polynext.training.stopping import termination_as_interrupt
+from polynext.extras import require
+
+if TYPE_CHECKING:  # imported when a command runs: --help needs no torch
+    from polynext.distributed import Processes
+    from polynext.training import Task
 
 AnyLoopConfig = TypeVar("AnyLoopConfig", bound=LoopConfig)
 
@@ -61,10 +63,11 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
     recipe: Callable[[str], AnyLoopConfig]
     default: str
     prefix: str = ""
-    task: Callable[[Any, Processes], Task]
+    task: Callable[[Any, "Processes"], "Task"]
 
     def run(self, arguments: list[str]) -> int:
         """Trains, and returns the exit status."""
+        require("train")
         named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
         if "--rehearse" in arguments:
             warnings.warn("--rehearse is now --dry-run.", DeprecationWarning, stacklevel=2)
@@ -86,6 +89,8 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
         if options.print_config:
             print(to_yaml(options.config), end="")
             return 0
+        from polynext.training import Interrupted, run
+
         title = f"{self.prefix}{Path(named or self.default).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
             out = options.resume or options.out or Path("runs") / title
@@ -98,6 +103,9 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
         return 0
 
     def dry_run(self, config: Any, out: Path) -> int:
+        from polynext.training import dry_run
+        from polynext.training.stopping import termination_as_interrupt
+
         with termination_as_interrupt():  # so that no file remains
             report = dry_run(self.task, config, out, show=partial(print, flush=True))
         if int(os.environ.get("RANK", 0)) == 0:

@@ -10,12 +10,9 @@ from typing import Annotated
 import tyro
 
 from polynext.errors import PolyNeXtError, require_at_least
-from polynext.experiments.reproduction import PAPER_TABLES, Results, Setup, reproduce
-from polynext.experiments.reproduction.setup import require_data
+from polynext.experiments.reproduction import Setup
 from polynext.files import require_place
-from polynext.models import check_model
 from polynext.tables import table
-from polynext.training.stopping import termination_as_interrupt
 
 DEFAULT = Setup()
 
@@ -40,6 +37,11 @@ def main(
         setup: limits of the runs.
         json: print JSON instead of tables.
     """
+    from polynext.experiments.reproduction import PAPER_TABLES, Results, reproduce
+    from polynext.experiments.reproduction.setup import require_data
+    from polynext.models import check_model
+    from polynext.training.stopping import termination_as_interrupt
+
     if not tables:
         listed = [
             (name, f"{one.title} ({one.place})" if one.place else one.title) for name, one in PAPER_TABLES.items()

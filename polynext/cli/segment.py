@@ -3,7 +3,7 @@
 import json as jsonlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import tyro
@@ -12,20 +12,15 @@ from PIL import Image
 from polynext import paper
 from polynext.cli.commands import Command, Commands
 from polynext.cli.configured import ConfiguredCommand
-from polynext.distributed import alone, processes
 from polynext.errors import PolyNeXtError, preview, require_at_least
-from polynext.models.costs import count_macs, count_parameters
 from polynext.preprocessing import open_picture
-from polynext.segmentation.checkpoints import fetch_segmentation_weights
-from polynext.segmentation.data import load_pairs
-from polynext.segmentation.overlay import draw_overlay
 from polynext.segmentation.recipes import RECIPES, segmentation_recipe
-from polynext.segmentation.runs import load_segmentation_run, paper_figure
-from polynext.segmentation.sliding import predict
-from polynext.segmentation.task import Segmentation, evaluate
-from polynext.segmentation.transforms import TestTransform
-from polynext.segmentation.upernet import UPerNet
 from polynext.tables import table
+
+if TYPE_CHECKING:
+    from polynext.distributed import Processes
+    from polynext.segmentation.config import SegmentationConfig
+    from polynext.segmentation.task import Segmentation
 
 DEFAULT = "ade20k"
 
@@ -35,20 +30,30 @@ RECIPE is one of {", ".join(RECIPES)}, or the YAML file of an earlier run; {DEFA
 of the config. Several processes: `torchrun --nproc-per-node N -m polynext segment train ...`."""
 
 
+def segmentation(config: "SegmentationConfig", group: "Processes") -> "Segmentation":
+    from polynext.segmentation.task import Segmentation
+
+    return Segmentation(config, group)
+
+
 training = ConfiguredCommand(
     name="polynext segment train",
     description=TRAIN,
     recipe=segmentation_recipe,
     default=DEFAULT,
     prefix="segment-",
-    task=Segmentation,
+    task=segmentation,
 )
 
 
 def chosen_weights(network: str, checkpoint: Path | None, pretrained: bool) -> Path | None:
     if checkpoint is not None and pretrained:
         raise PolyNeXtError("both --checkpoint and --pretrained were given: give one of them.")
-    return fetch_segmentation_weights(network) if pretrained else checkpoint
+    if not pretrained:
+        return checkpoint
+    from polynext.segmentation.checkpoints import fetch_segmentation_weights
+
+    return fetch_segmentation_weights(network)
 
 
 def evaluate_run(
@@ -67,6 +72,11 @@ def evaluate_run(
         root: folder of the data; the run's by default.
         json: print JSON instead of a table. It is also written to evaluation.json in a run's folder.
     """
+    from polynext.distributed import processes
+    from polynext.segmentation.data import load_pairs
+    from polynext.segmentation.runs import load_segmentation_run, paper_figure
+    from polynext.segmentation.task import evaluate
+
     checkpoint = chosen_weights(network, checkpoint, pretrained)
     config, model, classes = load_segmentation_run(network, checkpoint)
     if root is not None:
@@ -114,6 +124,12 @@ def predict_images(
         strength: opacity of the colours, from 0 to 1.
         labels: also write NAME.labels.png, with the label of each pixel.
     """
+    from polynext.distributed import alone
+    from polynext.segmentation.overlay import draw_overlay
+    from polynext.segmentation.runs import load_segmentation_run
+    from polynext.segmentation.sliding import predict
+    from polynext.segmentation.transforms import TestTransform
+
     if not images:
         raise PolyNeXtError("no image was given: give at least one file.")
     if len({path.stem for path in images}) < len(images):
@@ -150,6 +166,9 @@ def costs(
         classes: number of classes.
         width: channels of the decoder.
     """
+    from polynext.models.costs import count_macs, count_parameters
+    from polynext.segmentation.upernet import UPerNet
+
     require_at_least(1, size=min(size), classes=classes, width=width)
     published = {paper.timm_name(row["model"]): row for row in paper.rows("6") + paper.rows("6", "text")}
     rows = []

@@ -1,9 +1,15 @@
 """`polynext train`."""
 
+from typing import TYPE_CHECKING
+
 from polynext.cli.configured import ConfiguredCommand
 from polynext.data import DATA_SETS
 from polynext.recipes import RECIPES, recipe
-from polynext.training import Classification
+
+if TYPE_CHECKING:
+    from polynext.config import TrainConfig
+    from polynext.distributed import Processes
+    from polynext.training import Classification
 
 DESCRIPTION = f"""Train a network by a recipe: `polynext train [RECIPE] [OPTIONS]`.
 
@@ -14,10 +20,16 @@ Data sets (--data.name) and their --data.root: {"; ".join(f"{n}: {d.what}" for n
 timm:NAME: any data set that timm's create_dataset reads."""
 
 
+def classification(config: "TrainConfig", group: "Processes") -> "Classification":
+    from polynext.training import Classification
+
+    return Classification(config, group)
+
+
 training = ConfiguredCommand(
     name="polynext train",
     description=DESCRIPTION,
     recipe=recipe,
     default="digits",
-    task=Classification,
+    task=classification,
 )

@@ -4,29 +4,7 @@
 network needs this package; training it needs `polynext.training`.
 """
 
-from polynext.config.files import field_values, from_yaml, read_config, to_yaml
-from polynext.config.network import build_model
-from polynext.config.training import (
-    EmaConfig,
-    EncryptionConfig,
-    LoopConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+import lazy_loader
 
-__all__ = [
-    "EmaConfig",
-    "EncryptionConfig",
-    "LoopConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "ScheduleConfig",
-    "TrainConfig",
-    "build_model",
-    "field_values",
-    "from_yaml",
-    "read_config",
-    "to_yaml",
-]
+# A config needs no torch, which the network imports.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,13 +3,14 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from polynext.acceleration import Memory
 from polynext.data import AugmentConfig, DataConfig
 from polynext.errors import PolyNeXtError
-from polynext.models import ArchitectureChanges
-from polynext.schema import Config, NonNegative, NonNegativeInt, PositiveInt, Share, ShareBelowOne
+from polynext.schema import Config, Memory, NonNegative, NonNegativeInt, PositiveInt, Share, ShareBelowOne
+
+if TYPE_CHECKING:  # a config needs no torch: `--help` is fast
+    from polynext.models import ArchitectureChanges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +108,10 @@ class ModelConfig(Config):
     memory: Memory = "plain"
 
     @property
-    def architecture(self) -> ArchitectureChanges:
+    def architecture(self) -> "ArchitectureChanges":
         """The changes of the network's architecture."""
+        from polynext.models import ArchitectureChanges
+
         names = [field.name for field in dataclasses.fields(ArchitectureChanges)]
         return ArchitectureChanges(**{name: getattr(self, name) for name in names})
 

@@ -5,11 +5,11 @@
 paper's tables. The commands are `polynext ablate`, `encrypted design`, `bench` and `reproduce`.
 """
 
+import lazy_loader
+
 from polynext.extras import require
 
 require("train")
 
-from polynext.experiments.report import Report
-from polynext.experiments.sweep import Sweep, Trial, run_sweep
-
-__all__ = ["Report", "Sweep", "Trial", "run_sweep"]
+# Settings of experiments need no torch, so that `--help` of their commands is fast.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

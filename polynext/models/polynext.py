@@ -12,8 +12,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs
 from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from polynext.models.published import HUB, PUBLISHED, SHIPPED, adapt_checkpoint, shipped_weights
 from polynext.models.registry import SUFFIXES, Kind, default_cfg, register
-
-CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+from polynext.preprocessing import CIFAR10_MEAN, CIFAR10_STD
 
 
 def four_stages(

@@ -13,8 +13,8 @@ from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
-from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
 from polynext.models.registry import default_cfg
+from polynext.preprocessing import CIFAR10_MEAN, CIFAR10_STD
 
 PATCHES = 8  # along each side of the image
 SHARED = {"num_classes": 10, "crop_pct": 1.0, "mean": CIFAR10_MEAN, "std": CIFAR10_STD}

@@ -9,8 +9,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.metaformer import LayerNorm2dNoBias, MetaFormer, SepConv
 from torch import nn
 
-from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
 from polynext.models.registry import default_cfg
+from polynext.preprocessing import CIFAR10_MEAN, CIFAR10_STD
 
 SHARED = {"num_classes": 10, "crop_pct": 1.0, "first_conv": "stem.conv", "classifier": "head.fc2"}
 

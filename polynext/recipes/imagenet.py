@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-
 from polynext.config import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
+from polynext.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 IMAGENET = DataConfig(
     name="imagenet",
-    preprocessing=Preprocessing(size=224, resize=232, mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD),
+    preprocessing=Preprocessing(size=224, resize=232, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     workers=8,
     most_memory=0.0,
 )

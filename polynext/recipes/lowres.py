@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from polynext.config import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
-from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
+from polynext.preprocessing import CIFAR10_MEAN, CIFAR10_STD
 
 AUGMENT = AugmentConfig(mixup=1.0, interpolation="random")
 

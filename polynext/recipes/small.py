@@ -6,7 +6,7 @@ from pathlib import Path
 from polynext.config import EmaConfig, EncryptionConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.data.drawings import PREPARED
-from polynext.models.polynext import CIFAR10_MEAN, CIFAR10_STD
+from polynext.preprocessing import CIFAR10_MEAN, CIFAR10_STD
 
 
 def digits() -> TrainConfig:

@@ -4,13 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-
-from polynext.acceleration import Memory
 from polynext.config import EmaConfig, LoopConfig
 from polynext.config.training import check_warmup
 from polynext.errors import PolyNeXtError
-from polynext.schema import Config, NonNegative, NonNegativeInt, Positive, PositiveInt, Share, ShareBelowOne
+from polynext.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from polynext.schema import Config, Memory, NonNegative, NonNegativeInt, Positive, PositiveInt, Share, ShareBelowOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +62,8 @@ class SegmentationDataConfig(Config):
     most_of_a_class: Share = 0.75
     hflip: Share = 0.5
     distortion: bool = True
-    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
-    std: tuple[Positive, Positive, Positive] = IMAGENET_DEFAULT_STD
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[Positive, Positive, Positive] = IMAGENET_STD
     workers: NonNegativeInt = 4
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from polynext.cli import COMMANDS, main
+from polynext.cli.completion import words
 from polynext.threads import idle_threads_give_way
 
 
@@ -92,3 +93,22 @@ def test_idle_threads_give_way_unless_the_user_says_otherwise(monkeypatch, set_b
 def test_a_message_names_the_options_of_its_command(command: str, option: str, capsys) -> None:
     assert main(command.split()) == 2
     assert f"svhn needs {option}: give " in capsys.readouterr().err
+
+
+# The architecture sweep's settings import the planner.
+SLOW_HELP = {"encrypted design"}
+
+
+def test_help_needs_no_torch(capsys) -> None:
+    """Importing it takes seconds. All commands are tried in one process."""
+    names = [name for name in words(COMMANDS) if name not in SLOW_HELP | {"segment", "encrypted"}]
+    code = f"""
+import contextlib, io, sys
+from polynext.cli import main
+for name in {names!r}:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main([*name.split(), "--help"])
+    assert not {{"torch", "timm"}} & sys.modules.keys(), name
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

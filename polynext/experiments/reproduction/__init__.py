@@ -4,9 +4,7 @@
 `calls.py` has the functions that measure them, and `experiments.py` runs those and stores their results.
 """
 
-from polynext.experiments.reproduction.entries import Entry
-from polynext.experiments.reproduction.experiments import Experiment, Results
-from polynext.experiments.reproduction.setup import Setup
-from polynext.experiments.reproduction.tables import PAPER_TABLES, reproduce
+import lazy_loader
 
-__all__ = ["PAPER_TABLES", "Entry", "Experiment", "Results", "Setup", "reproduce"]
+# The settings need no torch, so that `polynext reproduce --help` is fast.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,13 +8,6 @@ import tyro
 
 from polynext.data import DataConfig
 from polynext.errors import PolyNeXtError
-from polynext.evaluation import ALL_NAMES
-from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
-from polynext.evaluation.sets import corrupted_folder, open_set
-from polynext.segmentation import SegmentationDataConfig
-from polynext.segmentation.data import load_pairs
-
-DATA_NAMES = (*ALL_NAMES, "ade20k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +42,15 @@ class Setup:
 
 def require_data(name: str, path: Path) -> None:
     """Raises unless a data set is complete, as far as its folders show."""
-    if name not in DATA_NAMES:
-        raise PolyNeXtError(f"--data {name}=... is not a known data set: choose one of {', '.join(DATA_NAMES)}.")
+    from polynext.evaluation import ALL_NAMES
+    from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
+    from polynext.evaluation.sets import corrupted_folder, open_set
+    from polynext.segmentation import SegmentationDataConfig
+    from polynext.segmentation.data import load_pairs
+
+    known = (*ALL_NAMES, "ade20k")
+    if name not in known:
+        raise PolyNeXtError(f"--data {name}=... is not a known data set: choose one of {', '.join(known)}.")
     if not path.exists():
         raise PolyNeXtError(f"--data {name}={path}: there is no such file or folder.")
     data = DataConfig(root=path)

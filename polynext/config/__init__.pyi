@@ -1,0 +1,12 @@
+from .files import field_values as field_values
+from .files import from_yaml as from_yaml
+from .files import read_config as read_config
+from .files import to_yaml as to_yaml
+from .network import build_model as build_model
+from .training import EmaConfig as EmaConfig
+from .training import EncryptionConfig as EncryptionConfig
+from .training import LoopConfig as LoopConfig
+from .training import ModelConfig as ModelConfig
+from .training import OptimizerConfig as OptimizerConfig
+from .training import ScheduleConfig as ScheduleConfig
+from .training import TrainConfig as TrainConfig

@@ -1,0 +1,10 @@
+from .config import AugmentConfig as AugmentConfig
+from .config import DataConfig as DataConfig
+from .config import Preprocessing as Preprocessing
+from .examples import Examples as Examples
+from .loader import batches as batches
+from .loader import evaluation_batches as evaluation_batches
+from .sets import DATA_SETS as DATA_SETS
+from .sets import DataSet as DataSet
+from .sets import load_examples as load_examples
+from .transforms import training_transform as training_transform

@@ -1,0 +1,13 @@
+from .checkpoints import load_segmentation_weights as load_segmentation_weights
+from .config import SegmentationConfig as SegmentationConfig
+from .config import SegmentationDataConfig as SegmentationDataConfig
+from .config import SegmentationModelConfig as SegmentationModelConfig
+from .config import SegmentationOptimizerConfig as SegmentationOptimizerConfig
+from .recipes import RECIPES as RECIPES
+from .recipes import segmentation_recipe as segmentation_recipe
+from .runs import load_segmentation_run as load_segmentation_run
+from .scores import SegmentationScores as SegmentationScores
+from .sliding import predict as predict
+from .task import evaluate as evaluate
+from .task import train_segmentation as train_segmentation
+from .upernet import UPerNet as UPerNet
