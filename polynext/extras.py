@@ -12,7 +12,7 @@ EXTRAS = {
     "segment": ("torchmetrics",),
     "client": ("httpx", "platformdirs", "tenseal"),
     "encrypted": ("scipy", "sklearn"),
-    "serve": ("fastapi", "prometheus_client", "uvicorn", "zstandard"),
+    "serve": ("fastapi", "prometheus_client", "uvicorn"),
     "cluster": ("ray",),
     "export": ("onnx", "onnxruntime", "onnxscript", "sklearn"),
     "openvino": ("openvino",),

@@ -45,7 +45,7 @@ FRONT = {"__init__", "__main__", "cli"}  # may import everything
 THIRD_PARTY = {
     "nn": {"torch"},
     "models": {"torch", "timm", "safetensors"},
-    "encrypted.runtime": {"numpy", "polynext_native", "platformdirs", "tenseal", "zstandard"},
+    "encrypted.runtime": {"numpy", "polynext_native", "platformdirs", "tenseal", "compression", "backports"},
     "encrypted": {"numpy", "platformdirs", "httpx", "PIL", "lazy_loader", "annotated_types", "filelock", "pydantic"},
 }
 # timm asks a model for a method that changes how it runs: the one import against the direction, inside that method.

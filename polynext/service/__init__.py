@@ -10,7 +10,7 @@ from typing import Any
 
 from polynext.extras import require
 
-require("serve", "fastapi", "uvicorn", "prometheus_client", "zstandard")
+require("serve", "fastapi", "uvicorn", "prometheus_client")
 
 from polynext.service.app import create_app
 from polynext.service.networks import ServedNetwork, load_networks

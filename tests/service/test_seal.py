@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 
 from polynext.encrypted import connect, get_backend
 from polynext.encrypted.client import SECRET
@@ -17,6 +16,7 @@ from polynext.encrypted.files import unpacked
 from polynext.encrypted.runtime.backends import seal_files
 from polynext.encrypted.runtime.backends.protocol import Part, Ring
 from polynext.encrypted.runtime.backends.seal import own_version
+from polynext.encrypted.runtime.backends.seal_files import zstd
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.errors import PolyNeXtError
 from tests.encrypted.conftest import logits, promised
@@ -62,7 +62,7 @@ def test_files_of_another_version_are_read(
     expected: Any = ring
     seal_files.rewrite(files[part.name], tmp_path / "plain", expected.expected(part), other)
     body = (tmp_path / "plain").read_bytes()[16:]
-    packed = (body, zlib.compress(body), zstandard.compress(body))[compression]
+    packed = (body, zlib.compress(body), zstd.compress(body))[compression]
     header = seal_files.Header(other, compression, len(packed) + 16)
     (tmp_path / "foreign").write_bytes(header.pack() + packed)
     with pytest.raises((PolyNeXtError, RuntimeError)):  # SEAL itself refuses it
@@ -106,7 +106,7 @@ def test_other_files_are_refused(ring: Ring, files: dict[str, Path], tmp_path: P
     refused(b"", ciphertext, "cut short")
     refused(header_with((3, 7)), ciphertext, "SEAL 3.7")
     refused(header_with(compression=9), ciphertext, "unknown")
-    for compression, compress in ((seal_files.ZLIB, zlib.compress), (seal_files.ZSTD, zstandard.compress)):
+    for compression, compress in ((seal_files.ZLIB, zlib.compress), (seal_files.ZSTD, zstd.compress)):
         bomb = compress(bytes(2**26))
         refused(header_with(compression=compression, length=16 + len(bomb)) + bomb, ciphertext, "longer than such")
         refused(header_with(compression=compression, length=17) + b"x", ciphertext, "damaged|cut short")
@@ -128,7 +128,7 @@ def test_the_server_learns_neither_key_nor_pixels(
     assert np.abs(result.logits - wanted).max() < promised(client.client.spec.cost)
     with unpacked(tmp_path / "keys" / SECRET, ["secret"]) as parts:
         packed = parts["secret"].read_bytes()
-        secret = zstandard.ZstdDecompressor().decompressobj().decompress(packed[16:])
+        secret = zstd.ZstdDecompressor().decompress(packed[16:])
     slots = client.client.spec.pack(examples[:1])
     private = [packed[64:128], secret[64 + 48 : 192], slots.tobytes()[:64], examples[0].tobytes()[:64]]
     private += [examples[0].astype(np.float32).tobytes()[:32], repr(float(examples[0].flat[0])).encode()]

@@ -8,6 +8,7 @@ decompressed into no more bytes than such a file has, and checked header by head
 
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 HEADER = struct.Struct("<HBBBBHQ")
 MAGIC, MAJOR = 0xA15E, 4
@@ -226,14 +232,13 @@ def inflate(file: BinaryIO) -> Iterator[bytes]:
 
 
 def unpack_zstd(file: BinaryIO) -> Iterator[bytes]:
-    from zstandard import ZstdDecompressor, ZstdError
-
+    # SEAL writes windows of at most a megabyte. This limits the memory that a frame can request.
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 24}
     try:
-        # SEAL writes windows of at most a megabyte. This limits the memory that a frame can request.
-        with ZstdDecompressor(max_window_size=2**24).stream_reader(file, read_across_frames=True) as reader:
+        with zstd.ZstdFile(file, options=options) as reader:
             while piece := reader.read(CHUNK):
                 yield piece
-    except ZstdError as error:
+    except (zstd.ZstdError, EOFError) as error:
         raise NotThisError(f"it is damaged: {error}") from error
 
 
