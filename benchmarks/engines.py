@@ -46,7 +46,9 @@ class Setting:
     def prepare(self, pixels: np.ndarray, secret: Any = None) -> Any:
         """Makes keys, unless another setting has the same, loads them and encodes the weights."""
         os.environ["POLYNEXT_ENGINE"] = self.engine
-        self.secret = secret or get_backend("seal").ring(self.plan.parameters).generate_key()
+        if secret is None or secret.ring.parameters != self.plan.parameters:
+            secret = get_backend("seal").ring(self.plan.parameters).generate_key()
+        self.secret = secret
         keys = self.secret.evaluation_keys(self.plan.program.rotations)
         start = time.process_time()
         self.evaluator = self.secret.ring.evaluator(keys)
