@@ -409,7 +409,7 @@ def test_messages_of_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["encrypt"], "give image files, or --digits"),
         (["encrypt", "--digits", "2", "--client", str(tmp_path)], "there is no client spec"),
         (["demo", "--images", "0"], "images is 0: give at least 1"),
-        (["conjure"], "choose one of demo, design, plan"),
+        (["conjure"], "choose one of demo, design, fit, plan"),
     ]:
         assert main(["encrypted", *arguments]) == 2
         assert message in capsys.readouterr().err

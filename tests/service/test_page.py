@@ -230,7 +230,7 @@ def test_leaving_the_page_deletes_keys_and_jobs(visit: Visit) -> None:
 
 
 @in_browser
-def test_another_host_can_deliver_the_page(start: Start, seal_folder: Path, tmp_path: Path) -> None:
+def test_another_host_can_deliver_the_page(visit: Visit, start: Start, seal_folder: Path, tmp_path: Path) -> None:
     """Whoever does not trust a service to deliver the page can use a copy of it from another origin."""
     site = Path(shutil.copytree(app.PAGE, tmp_path / "site"))
     handler = partial(SimpleHTTPRequestHandler, directory=site)
@@ -245,16 +245,16 @@ def test_another_host_can_deliver_the_page(start: Start, seal_folder: Path, tmp_
             html.replace('name="service" content=""', f'name="service" content="{running.url}"')
         )
         Image.new("L", (4, 4), 200).save(tmp_path / "picture.png")
-        with browser.browser() as context:
-            page = context.new_page()
-            requested: list[str] = []
-            page.on("request", lambda request: requested.append(request.url))
-            page.goto(origin)
-            page.wait_for_function("/[0-9]/.test(document.querySelector('#fact-rotations').textContent)")
-            page.set_input_files("#file", tmp_path / "picture.png")
-            page.wait_for_selector("#sheet.filled")
-            page.click("#ask")
-            assert len(browser.logits(page)) == 3
+        page = visit.page.context.new_page()
+        requested: list[str] = []
+        page.on("request", lambda request: requested.append(request.url))
+        page.goto(origin)
+        page.wait_for_function("/[0-9]/.test(document.querySelector('#fact-rotations').textContent)")
+        page.set_input_files("#file", tmp_path / "picture.png")
+        page.wait_for_selector("#sheet.filled")
+        page.click("#ask")
+        assert len(browser.logits(page)) == 3
+        page.close()
         server.shutdown()
         thread.join()
     from_service = [url for url in requested if url.startswith(running.url)]

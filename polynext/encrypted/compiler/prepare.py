@@ -79,9 +79,8 @@ def plan_run(
     from polynext.circuit.lowering import lower
 
     require_at_least(1, images=images)
-    return make_plan(
-        lower(run.model), example_images(run, examples), images, limits or limits_of(run), progress=progress
-    )
+    pixels = example_images(run, examples)  # first: without them, lowering would be in vain
+    return make_plan(lower(run.model), pixels, images, limits or limits_of(run), progress=progress)
 
 
 def example_images(run: "Run", given: Images | None) -> Array:

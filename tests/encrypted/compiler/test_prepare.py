@@ -25,7 +25,8 @@ def test_clients_pack_images_in_patches(kernel: int) -> None:
     images = np.random.default_rng(0).normal(size=(8, 3, 8, 8))
     limits = Limits(memory=4 * 2**30, keys=2**30, error=0.1, flips=1.0)
     plan = make_plan(lowered, images, limits=limits, backend="clear", costs=SAME_EVERYWHERE)
-    spec = ClientSpec.from_json(client_spec_for(plan, Preprocessing(size=8, resize=8), ("a", "b", "c")).to_json())
+    preprocessing = Preprocessing(size=8, resize=8, mean=(0.0,) * 3, std=(1.0,) * 3)
+    spec = ClientSpec.from_json(client_spec_for(plan, preprocessing, ("a", "b", "c")).to_json())
     assert spec.image_shape == (3, 8, 8)
     layout = spec.image_layout
     np.testing.assert_array_equal(layout.unpack(spec.pack(images[:1])), images[:1].reshape(1, -1))

@@ -15,7 +15,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "polynext.encrypted.runtime.backends.seal")
     monkeypatch.setitem(sys.modules, "tenseal", None)
     monkeypatch.setitem(sys.modules, "tenseal.sealapi", None)
-    with pytest.raises(PolyNeXtError, match=r"pip install 'polynext\[encrypted\]'\.$"):
+    with pytest.raises(PolyNeXtError, match=r"pip install -e '.*\[client\]'\.$"):
         get_backend.__wrapped__("seal")
     with pytest.raises(PolyNeXtError, match=r"there is no backend 'rot13': choose one of seal, clear\."):
         get_backend("rot13")
