@@ -95,8 +95,8 @@ def test_a_message_names_the_options_of_its_command(command: str, option: str, c
     assert f"svhn needs {option}: give " in capsys.readouterr().err
 
 
-# The architecture sweep's settings import the planner.
-SLOW_HELP = {"encrypted design"}
+# Their settings import the planner.
+SLOW_HELP = {"encrypted design", "encrypted fit"}
 
 
 def test_help_needs_no_torch(capsys) -> None:
