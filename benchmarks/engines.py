@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from polynext.encrypted.compiler.planner import Plan
-from polynext.encrypted.compiler.prepare import plan_run
+from polynext.encrypted.compiler.prepare import limits_of, plan_run
 from polynext.encrypted.compiler.shipped import CIFAR10
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.cost import MEBIBYTE
@@ -89,7 +89,7 @@ def main() -> None:
     trained, plans = CIFAR10.load(), {}
     for name, engine, clients in (("seal", "seal", "any"), ("native", "native", "any"), ("hybrid", "native", "python")):
         os.environ["POLYNEXT_ENGINE"] = engine
-        plans[name] = plan_run(trained, limits=replace(CIFAR10.limits, clients=clients))
+        plans[name] = plan_run(trained, limits=replace(limits_of(trained), clients=clients))
     settings = [
         Setting("SEAL", "seal", plans["seal"]),
         Setting("native, SEAL's plan", "native", plans["seal"]),
