@@ -1,6 +1,6 @@
 # Training and everything else, on CPUs or NVIDIA GPUs. From the root of the checkout:
 #   docker build --file deploy/train.Dockerfile --tag polynext .
-#   docker run --gpus all --shm-size 8g --volume "$PWD/runs:/work/runs" polynext train digits
+#   docker run --gpus all --shm-size 8g --volume "$PWD/runs:/home/polynext/runs" polynext train digits
 
 FROM python:3.13-slim
 RUN apt-get update \
@@ -12,9 +12,8 @@ COPY native native
 COPY polynext polynext
 # g++ stays: PyTorch's compiler uses it on CPUs.
 RUN pip install --no-cache-dir --constraint requirements.txt ".[all]" ./native \
-    && useradd --create-home polynext \
-    && install --directory --owner polynext /work
+    && useradd --create-home polynext
 USER polynext
-WORKDIR /work
+WORKDIR /home/polynext
 ENTRYPOINT ["polynext"]
 CMD ["--help"]
