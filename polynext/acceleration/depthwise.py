@@ -1,4 +1,4 @@
-"""Gradients of depthwise convolutions on CPUs, where PyTorch's own are slow for dilated or wide kernels."""
+"""Gradients of depthwise convolutions on CPUs, where PyTorch's own are slow in several cases."""
 
 import math
 from typing import Any
@@ -12,55 +12,61 @@ FAST_WIDTH = 3  # of a depthwise kernel: oneDNN takes ten times as long for the 
 SMALL_PHASE = 25  # positions, as many as a 5x5 kernel has
 
 
+def is_slow(x: Tensor, weight: Tensor, stride: int, dilation: int) -> bool:
+    """Whether PyTorch's own gradients take many times as long on a CPU."""
+    return is_wide(weight, stride, dilation) or is_strided_in_half(x, stride)
+
+
 def is_wide(weight: Tensor, stride: int, dilation: int) -> bool:
     return stride == 1 and (dilation > 1 or weight.shape[-1] > FAST_WIDTH)
+
+
+def is_strided_in_half(x: Tensor, stride: int) -> bool:
+    """For these oneDNN has no fast kernel."""
+    return stride > 1 and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def depthwise_gradients(
     x: Tensor, weight: Tensor, grad: Tensor, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x and the kernel, given the gradient of the result."""
-    if x.device.type == "cpu" and is_wide(weight, stride, dilation):
-        return wide_gradients(x, weight, grad, padding, dilation)
+    if x.device.type == "cpu":
+        if is_wide(weight, stride, dilation):
+            return wide_gradients(x, weight, grad, padding, dilation)
+        if is_strided_in_half(x, stride):
+            found = depthwise_gradients(x.float(), weight.float(), grad.float(), stride, padding, dilation)
+            return found[0].to(x.dtype), found[1].to(weight.dtype)
     shape = (None, [stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], len(weight))
     found = torch.ops.aten.convolution_backward(grad, x, weight, *shape, (True, True, False))
     return found[0], found[1]
 
 
-class WideDepthwise(torch.autograd.Function):
-    """A dilated or wide depthwise convolution whose backward pass is several times as fast as PyTorch's on CPUs.
-
-    The gradient of the input is a depthwise convolution with the kernel rotated by 180 degrees. The gradient of the
-    kernel is that of an undilated convolution on the phases of the map, each with every d-th row and column. This is
-    slow for phases smaller than the kernel; there, the products of all pairs of positions are summed by distance.
-    """
+class FastGradients(torch.autograd.Function):
+    """A depthwise convolution whose gradients are those of `depthwise_gradients`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, padding: int, dilation: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *shape: int) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.padding, ctx.dilation = padding, dilation
-        return F.conv2d(x, weight, padding=padding, dilation=dilation, groups=len(weight))
+        ctx.shape = stride, padding, dilation = shape
+        return F.conv2d(x, weight, stride=stride, padding=padding, dilation=dilation, groups=len(weight))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
-        return *wide_gradients(x, weight, grads[0], ctx.padding, ctx.dilation, wanted), None, None
+        return *depthwise_gradients(x, weight, grads[0], *ctx.shape), None, None, None
 
 
-def wide_gradients(
-    x: Tensor, weight: Tensor, grad: Tensor, padding: int, d: int, wanted: tuple[bool, bool] = (True, True)
-) -> tuple[Any, Any]:
-    """The gradients of the input and of the kernel, or None where not wanted."""
-    grad_x = grad_weight = None
-    if wanted[0]:
-        grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=len(weight))
-    if wanted[1]:
-        if math.ceil(x.shape[2] / d) * math.ceil(x.shape[3] / d) <= SMALL_PHASE:
-            grad_weight = kernel_gradient_by_pairs(x, grad, weight.shape[-1], d)
-        else:
-            grad_weight = kernel_gradient(phases(x, d), phases(grad, d), weight.shape[-1])
-    return grad_x, grad_weight
+def wide_gradients(x: Tensor, weight: Tensor, grad: Tensor, padding: int, d: int) -> tuple[Tensor, Tensor]:
+    """The gradients of the input and of a dilated or wide kernel.
+
+    That of the input is a depthwise convolution with the kernel rotated by 180 degrees. That of the kernel is the
+    gradient of an undilated convolution on the phases of the map, each with every d-th row and column. This is slow
+    for phases smaller than the kernel; there, the products of all pairs of positions are summed by distance.
+    """
+    grad_x = F.conv2d(grad, weight.flip(2, 3), padding=padding, dilation=d, groups=len(weight))
+    if math.ceil(x.shape[2] / d) * math.ceil(x.shape[3] / d) <= SMALL_PHASE:
+        return grad_x, kernel_gradient_by_pairs(x, grad, weight.shape[-1], d)
+    return grad_x, kernel_gradient(phases(x, d), phases(grad, d), weight.shape[-1])
 
 
 def phases(x: Tensor, d: int) -> Tensor:
@@ -88,10 +94,10 @@ def kernel_gradient(x: Tensor, grad: Tensor, kernel: int) -> Tensor:
 
 def kernel_gradient_by_pairs(x: Tensor, grad: Tensor, kernel: int, d: int) -> Tensor:
     """The kernel's gradient (C, 1, k, k) from the products of all pairs of positions, summed by their distance."""
-    height, width = x.shape[2:]
-    # (C, H W, B), copied here because the product of strided tensors would copy each channel separately.
-    x, grad = (t.permute(1, 2, 3, 0).flatten(1, 2).contiguous() for t in (x, grad))
-    pairs = grad @ x.transpose(1, 2)  # (C, H W, H W)
+    images, _, height, width = x.shape
+    # (C, B, H W), as the transpose of a matrix, which PyTorch copies faster than other permutations.
+    x, grad = (t.permute(0, 2, 3, 1).flatten(0, 2).T.contiguous().unflatten(1, (images, -1)) for t in (x, grad))
+    pairs = grad.transpose(1, 2) @ x  # (C, H W, H W)
     rows, columns = (tap_of_distance(n, kernel, d, x) for n in (height, width))  # (k, n, n)
     taps = torch.einsum("ihg,jwv->ijhwgv", rows, columns).flatten(2).flatten(0, 1)  # (k k, (H W)^2)
     return (pairs.flatten(1) @ taps.T).unflatten(1, (1, kernel, kernel))

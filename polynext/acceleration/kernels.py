@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import polynext.acceleration.operators  # noqa: F401  (registers torch.ops.polynext)
 from polynext.acceleration.attention import FastAttention, needs_gradients
 from polynext.acceleration.cpu import ONEDNN, is_compiled_cpu_inference, is_cpu_inference
-from polynext.acceleration.depthwise import WideDepthwise, is_wide
+from polynext.acceleration.depthwise import FastGradients, is_slow
 from polynext.acceleration.fast_module import FastModule, SavedContiguous
 from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyConv
 
@@ -55,10 +55,11 @@ class FastDepthwise(FastModule, DepthwiseConv2d):
     def fast(self, x: Tensor) -> Tensor:
         shape = (self.stride[0], self.padding[0], self.dilation[0])
         if x.device.type == "cpu":
+            inputs = cast_for_autocast(x, self.weight)
             if torch.compiler.is_compiling():
-                return torch.ops.polynext.depthwise(*cast_for_autocast(x, self.weight), *shape)
-            if needs_gradients(x, self.weight) and is_wide(self.weight, shape[0], shape[2]):
-                return WideDepthwise.apply(*cast_for_autocast(x, self.weight), *shape[1:])
+                return torch.ops.polynext.depthwise(*inputs, *shape)
+            if needs_gradients(x, self.weight) and is_slow(*inputs, shape[0], shape[2]):
+                return FastGradients.apply(*inputs, *shape)
         return super().fast(x)
 
 

@@ -37,6 +37,20 @@ def test_dilated_convolution_trains_under_autocast() -> None:
     assert conv.weight.grad is not None and conv.weight.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_strided_kernels_in_half_precision(dtype: torch.dtype) -> None:
+    conv = accelerate(DepthwiseConv2d(6, 6, 3, stride=2, dtype=dtype))
+    x = torch.randn(2, 6, 9, 8, dtype=dtype, requires_grad=True)
+    y = conv(x)
+    weights = torch.randn_like(y)
+    exact = [t.detach().double().requires_grad_() for t in (x, conv.weight)]
+    expected = nn.functional.conv2d(*exact, stride=2, padding=1, groups=6)
+    ours = torch.autograd.grad((y * weights).sum(), (x, conv.weight))
+    for a, b in zip(ours, torch.autograd.grad((expected * weights.double()).sum(), exact), strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, rtol=0.02, atol=0.02)
+
+
 # PyTorch's compiler looks at the gradients of its inputs, and is warned of it by PyTorch.
 LEAVES = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
