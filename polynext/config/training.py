@@ -18,18 +18,18 @@ class OptimizerConfig(Config):
     """The optimiser.
 
     Attributes:
-        name: adamw, lamb or sgd.
+        name: adamw, lamb, sgd, or muon, which orthogonalises the updates of matrices and leaves the rest to AdamW.
         lr: peak learning rate.
         weight_decay: weight decay.
         decay_all: decay all parameters. If False, 1-D parameters (norms, biases, scales) get no weight decay and, with
             LAMB, no trust ratio.
         decoupled: with LAMB, apply weight decay outside the trust ratio, as AdamW does.
-        betas: decay rates of the running moments; the first one is the momentum of SGD.
+        betas: decay rates of the running moments; the first one is the momentum of SGD and Muon.
         eps: added to the denominator.
         clip_grad: limit of the gradient's global norm; 0 for none.
     """
 
-    name: Literal["adamw", "lamb", "sgd"] = "adamw"
+    name: Literal["adamw", "lamb", "sgd", "muon"] = "adamw"
     lr: NonNegative = 4e-3
     weight_decay: NonNegative = 0.01
     decay_all: bool = True

@@ -1,9 +1,9 @@
-"""The optimisers of the paper and of the networks it compares with."""
+"""The optimisers of the paper, of the networks it compares with, and of the networks for encrypted inference."""
 
 from typing import Any
 
 import torch
-from timm.optim import Lamb
+from timm.optim import Lamb, Muon
 from torch import nn
 
 from polynext.config import OptimizerConfig
@@ -11,7 +11,7 @@ from polynext.errors import PolyNeXtError
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW, SGD with momentum, or LAMB, which clips the gradient norm by itself."""
+    """AdamW, Muon, SGD with momentum, or LAMB, which clips the gradient norm by itself."""
     trained = [p for p in model.parameters() if p.requires_grad]
     parameters: list[Any] = trained
     if not config.decay_all:
@@ -26,6 +26,17 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
             weight_decay=config.weight_decay,
             decoupled_decay=config.decoupled,
             max_grad_norm=config.clip_grad or None,
+        )
+    if config.name == "muon":
+        # The updates of matrices have the size of AdamW's, so one learning rate suits both kinds of parameters.
+        return Muon(
+            parameters,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            momentum=config.betas[0],
+            betas=config.betas,
+            nesterov=True,
+            adjust_lr_fn="match_rms_adamw",
         )
     if config.name == "sgd":
         return torch.optim.SGD(

@@ -209,6 +209,21 @@ def test_lamb_decays_decoupled_and_limits_the_gradient() -> None:
         torch.testing.assert_close(p.detach(), expected[name], rtol=1e-3, atol=1e-4)
 
 
+def test_muon_orthogonalises_the_updates_of_matrices() -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(16, 32, 1)
+    optimizer = build_optimizer(layer, OptimizerConfig(name="muon", lr=0.1, weight_decay=0.0))
+    start = [p.detach().clone() for p in layer.parameters()]
+    for p in layer.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    weight, bias = (before - p.detach() for before, p in zip(start, layer.parameters(), strict=True))
+    sizes = torch.linalg.svdvals(weight.flatten(1)) / (0.1 * 0.2 * math.sqrt(32))  # as large as AdamW's update
+    assert sizes.min() > 0.5 and sizes.max() < 1.5  # five steps of Newton-Schulz bring them close to 1
+    steps = bias * layer.bias.grad.sign()  # by AdamW with Nesterov momentum: all of one size at first
+    assert steps.min() > 0 and steps.max() - steps.min() < 1e-6
+
+
 def test_mixup_and_cutmix_take_turns_and_smooth_labels() -> None:
     mixup = build_mixup(recipe("cpolynext_tiny"), 10)
     kinds = []
