@@ -1,17 +1,17 @@
 """Recipes for the networks that the paper compares with: MONet, DTTN, ResNet-18, MLP-Mixer and ResMLP.
 
-The paper takes their figures from publications or does not say how it trained them. Each network is trained as its own
-publication describes, as far as it does, and as ours (`imagenet.py`, `lowres.py`) otherwise:
+The paper takes their figures from publications or does not say how it trained them. Here each network is trained as its
+authors describe, as far as that is known, and as ours (`imagenet.py`, `lowres.py`) otherwise. The sources:
 
-    MONet      AdamW at 1e-3, weight decay 0.01, no gradient clipping; the rest is CPolyNeXt-T's recipe
-    DTTN       CPolyNeXt-T's recipe
-    ResNet-18  SGD at 0.1 with momentum, weight decay 1e-4, drops by ten, crops and flips only
-    MLP-Mixer  AdamW at 1e-3, weight decay 0.1, batch 4096, clipped at 1, 32 epochs of warmup (10,000 steps),
-               RandAugment 15, Mixup 0.5, stochastic depth 0.1; a cosine instead of a linear decay
-    ResMLP     LAMB at 5e-3, weight decay 0.2, otherwise DeiT's settings, without repeated augmentation
+    MONet      README of its release: 300 epochs, AdamW, cosine, gradients limited to norm 1
+    DTTN       none found: CPolyNeXt-T's recipe
+    ResNet-18  its publication
+    MLP-Mixer  its authors' config of Mixer-B/16 on ImageNet (big_vision)
+    ResMLP     its first author's list of settings (issue 106 of facebookresearch/deit) and the code there
 
-These descriptions are of ImageNet, except for ResNet, which also has one of CIFAR-10. On the small data sets each
-network keeps its optimiser, and batch, length and learning rate follow `lowres.py` for all but ResNet-18.
+`docs/paper-and-code.md` lists which settings are theirs and which are ours. These sources are about ImageNet, except
+that ResNet's publication also describes CIFAR-10. On the small data sets each network keeps its optimiser, and batch,
+length and learning rate follow `lowres.py` for all but ResNet-18.
 
 Published top-1: MONet T 77.0, S 81.3, T BN 77.7; DTTN T 77.9, S 79.4, B 82.4, S without norm 77.2 (Tables 1 and 7);
 CIFAR-10, SVHN and Tiny ImageNet in Table S5; not reproduced here.
@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 
 from polynext.config import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from polynext.data import AugmentConfig
+from polynext.data import AugmentConfig, Preprocessing
 from polynext.recipes import lowres
 from polynext.recipes.imagenet import IMAGENET, cpolynext
 
@@ -35,10 +35,11 @@ SMALL_SETS = {"cifar10": lowres.cifar10, "svhn": lowres.svhn, "tiny_imagenet": l
 
 
 def monet(name: str) -> TrainConfig:
+    """The learning rate is for batches of 1024; it and the weight decay are ours."""
     return replace(
         cpolynext("tiny"),
         model=ModelConfig(name=name),
-        optimizer=OptimizerConfig(lr=1e-3, weight_decay=0.01, clip_grad=0.0),
+        optimizer=OptimizerConfig(lr=1e-3, weight_decay=0.01, clip_grad=1.0),
     )
 
 
@@ -61,28 +62,39 @@ def resnet18() -> TrainConfig:
 
 
 def mixer() -> TrainConfig:
+    """Its authors decay the rate linearly and use a sigmoid cross-entropy: here a cosine and a softmax."""
     return TrainConfig(
         model=ModelConfig(name="mixer_s16_224", drop_path=0.1),
-        data=IMAGENET,
-        augment=replace(CROPS_AND_FLIPS, rand_augment="rand-m15-n2", rand_augment_as="timm", mixup=0.5),
-        optimizer=OptimizerConfig(lr=1e-3, weight_decay=0.1, clip_grad=1.0),
-        schedule=ScheduleConfig(warmup_epochs=32, warmup_factor=0.0, min_lr=0.0),
+        data=replace(IMAGENET, preprocessing=Preprocessing(size=224, resize=256, mean=(0.5,) * 3, std=(0.5,) * 3)),
+        augment=replace(
+            CROPS_AND_FLIPS,
+            crop_scale=0.05,
+            interpolation="bilinear",
+            rand_augment="rand-m15-n2",
+            rand_augment_as="timm",
+            mixup=0.5,
+        ),
+        optimizer=OptimizerConfig(lr=1e-3, weight_decay=0.1, decay_all=False, clip_grad=1.0),
+        schedule=ScheduleConfig(warmup_epochs=32, warmup_factor=0.0),  # 10,000 steps
         ema=NO_EMA,
         batch_size=4096,
     )
 
 
 def resmlp() -> TrainConfig:
+    """Without its authors' repeated augmentation."""
     return TrainConfig(
-        model=ModelConfig(name="resmlp_12_224"),
-        data=IMAGENET,
+        model=ModelConfig(name="resmlp_12_224", drop_path=0.05),
+        data=replace(IMAGENET, preprocessing=replace(IMAGENET.preprocessing, resize=248)),
         augment=AugmentConfig(rand_augment_as="timm"),
         optimizer=OptimizerConfig(
             name="lamb", lr=5e-3, weight_decay=0.2, decay_all=False, decoupled=False, eps=1e-6, clip_grad=1.0
         ),
-        schedule=ScheduleConfig(warmup_epochs=5, warmup_factor=2e-4, cosine_from_start=True, cooldown_epochs=10),
+        schedule=ScheduleConfig(warmup_epochs=5, warmup_factor=2e-4, cosine_from_start=True),
         ema=NO_EMA,
-        epochs=310,
+        epochs=400,
+        batch_size=2048,
+        precision="float32",
     )
 
 

@@ -102,13 +102,14 @@ def test_rand_augment_fills_and_resamples_as_the_authors_or_as_timm(name: str, h
     transform = training_transform(preprocessing, replace(config.augment, rand_augment_as=how))
     (policy,) = [part for part in transform.transforms if isinstance(part, RandAugment)]
     either = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
+    as_crop = {"random": either, "bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
     for operation in policy.ops:
         fill, resample = operation.kwargs["fillcolor"], operation.kwargs["resample"]
         if how == "authors":
             assert fill == (128, 128, 128) and resample == either
         else:
             assert fill == tuple(round(255 * mean) for mean in preprocessing.mean)
-            assert resample == (either if config.augment.interpolation == "random" else Image.Resampling.BICUBIC)
+            assert resample == as_crop[config.augment.interpolation]
     rotate = next(operation for operation in policy.ops if operation.name == "Rotate")
     rotate.prob = 1.0
     corners = {rotate(Image.new("RGB", (40, 40), "white")).getpixel((0, 0)) for _ in range(20)}
@@ -152,10 +153,16 @@ def test_compared_networks_are_trained_as_published() -> None:
     assert (optimizer.defaults["momentum"], optimizer.defaults["weight_decay"]) == (0.9, 1e-4)
     assert recipe("resnet18_lowres_svhn").augment.hflip == 0.0
     mixer, resmlp, monet = recipe("mixer_s16_224"), recipe("resmlp_12_224"), recipe("monet_small")
-    assert (mixer.batch_size, mixer.optimizer.lr, mixer.optimizer.weight_decay) == (4096, 1e-3, 0.1)
+    assert (mixer.batch_size, mixer.epochs, mixer.optimizer.lr, mixer.optimizer.clip_grad) == (4096, 300, 1e-3, 1.0)
+    assert (mixer.optimizer.weight_decay, mixer.optimizer.decay_all) == (0.1, False)  # of kernels only
+    assert (mixer.model.drop_path, mixer.augment.mixup, mixer.schedule.min_lr) == (0.1, 0.5, 1e-5)
     assert mixer.schedule.warmup_epochs * 1_281_167 / 4096 == pytest.approx(10_000, rel=0.01)
+    assert mixer.data.preprocessing == Preprocessing(size=224, resize=256, mean=(0.5,) * 3, std=(0.5,) * 3)
     assert (resmlp.optimizer.name, resmlp.optimizer.lr, resmlp.optimizer.weight_decay) == ("lamb", 5e-3, 0.2)
-    assert (monet.optimizer.lr, monet.optimizer.weight_decay, monet.optimizer.clip_grad) == (1e-3, 0.01, 0.0)
+    assert (resmlp.batch_size, resmlp.epochs, resmlp.precision) == (2048, 400, "float32")
+    assert (resmlp.model.drop_path, resmlp.data.preprocessing.resize) == (0.05, int(224 / 0.9))
+    assert learning_rate(resmlp, 0) == pytest.approx(1e-6) and learning_rate(resmlp, 400) == pytest.approx(1e-5)
+    assert (monet.epochs, monet.optimizer.name, monet.optimizer.clip_grad) == (300, "adamw", 1.0)
     assert replace(recipe("dttn_base"), model=recipe("cpolynext_tiny").model) == recipe("cpolynext_tiny")
     small = recipe("resmlp_12_lowres_tiny_imagenet")
     assert (small.optimizer.name, small.optimizer.lr, small.batch_size) == ("lamb", 1e-3, 96)
