@@ -8,8 +8,9 @@ Four questions, each with a report and a table of ablation rows of the same name
     sensitivity    how sensitive are PolyNeXt and a MetaFormer of its size to learning rate and batch size?
 """
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,9 @@ from polynext.experiments.sweep import Sweep, Trial
 from polynext.training.folder import RunFolder
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BASELINE = "cpolynext"
-COMPARISON = ("accuracy (%)", "difference", "paper's")
 FUSIONS = {
     BASELINE: "a * b",
     "gelu-one-branch": "gelu(a) * b",
@@ -48,6 +47,7 @@ STABILISERS = {
     "single-input": "no multi-input skip",
     "no-cell-norm": "no cell norm",
 }
+FAMILIES = {"cpolynext-s": "CPolyNeXt", "peer": "ConvFormer of its size"}
 COLOURS = ("#222222", "#d95f02", "#7570b3", "#1b9e77", "#e7298a")
 
 
@@ -62,20 +62,42 @@ class Measured:
     def accuracy(self) -> str:
         return self.outcome.remark or over_seeds(list(self.outcome.accuracies.values()))
 
-    def compared_with(self, baseline: "Measured") -> tuple[str, str, str]:
-        """Accuracy, difference from the baseline, and the paper's difference: the cells below `COMPARISON`."""
-        if self is baseline:
-            return self.accuracy, "-", "-"
-        differences = over_seeds(self.outcome.differences(baseline.outcome), "+")
-        return self.accuracy, differences, paper.ablation_difference(self.outcome.name)
-
     def steps(self) -> list[int]:
         return [record["step"] for record in min(self.runs, key=len)]
 
-    def curve(self, value: Callable[[dict[str, Any]], float]) -> np.ndarray:
-        """A value of a record's cells at each step, averaged over seeds."""
+    def branches(self, key: str) -> np.ndarray:
+        """A branch statistic at each step, averaged over operators and seeds."""
+
+        def mean(record: dict[str, Any]) -> float:
+            return statistics.fmean(operator[key] for cell in record["cells"].values() for operator in cell["branches"])
+
         count = len(self.steps())
-        return np.mean([[value(record["cells"]) for record in run[:count]] for run in self.runs], axis=0)
+        return np.mean([[mean(record) for record in run[:count]] for run in self.runs], axis=0)
+
+    def largest(self, key: str, records: slice = slice(None)) -> list[float]:
+        """The largest absolute value at each stack in these records, averaged over seeds."""
+        stacks = [
+            [[value for cell in record["cells"].values() for value in cell[key]] for record in run[records]]
+            for run in self.runs
+        ]
+        return np.mean([np.max(run, axis=0) for run in stacks], axis=0).tolist()
+
+    def scale_points(self) -> np.ndarray:
+        """The mean scale and the mean absolute change between two records, of each scale that changes."""
+        points: list[tuple[float, float]] = []
+        for run in self.runs:
+            for cell in run[0]["cells"]:
+                path = np.array([record["cells"][cell]["scales"] for record in run])  # (records, sublayers)
+                points += zip(np.abs(path).mean(axis=0), np.abs(np.diff(path, axis=0)).mean(axis=0), strict=True)
+        return np.array([point for point in points if min(point) > 0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One panel of a figure: series of x, y and standard deviations or None, and options of matplotlib's axes."""
+
+    series: Mapping[str, tuple[Sequence[Any], Any, Sequence[float] | None]]
+    axes: dict[str, Any]
 
 
 def discussion_reports(sweep: Sweep, trials: Sequence[Trial], out: Path) -> dict[str, Report]:
@@ -98,44 +120,30 @@ def discussion_reports(sweep: Sweep, trials: Sequence[Trial], out: Path) -> dict
     }
 
 
-# Coupling
-
-
-def branch_mean(key: str) -> Callable[[dict[str, Any]], float]:
-    """The mean of a branch statistic over all operators of a network."""
-
-    def value(cells: dict[str, Any]) -> float:
-        return statistics.fmean(operator[key] for cell in cells.values() for operator in cell["branches"])
-
-    return value
-
-
 def coupling(measured: dict[str, Measured]) -> Report:
-    keys = ("dead_a", "dead_b", "dead_both", "passed_a", "passed_b", "coupling")
-    means = {name: {key: float(one.curve(branch_mean(key)).mean()) for key in keys} for name, one in measured.items()}
-    rows = [
-        (
-            FUSIONS[name],
-            *(f"{100 * means[name][key]:.1f}" for key in keys[:3]),
-            *(f"{means[name][key]:.2f}" for key in keys[3:5]),
-            f"{means[name]['coupling']:.2f}",
-            *one.compared_with(measured[BASELINE]),
-        )
-        for name, one in measured.items()
-    ]
-    return Report(
+    columns = {
+        "dead_a": "dead for W_a (%)",
+        "dead_b": "for W_b (%)",
+        "dead_both": "for both (%)",
+        "passed_a": "passed to W_a",
+        "passed_b": "to W_b",
+        "coupling": "coupling",
+    }
+    means = {name: {key: float(one.branches(key).mean()) for key in columns} for name, one in measured.items()}
+    cells = {
+        name: [f"{100 * value:.1f}" if key.startswith("dead") else f"{value:.2f}" for key, value in values.items()]
+        for name, values in means.items()
+    }
+    titles = {"dead_a": "dead for $W_a$", "dead_b": "dead for $W_b$", "dead_both": "dead for both at once"}
+    limits = {"xlabel": "step", "ylabel": "share of elements", "ylim": (-0.03, 0.6)}
+    drawn = {key: limits | {"title": title} for key, title in titles.items()}
+    drawn["coupling"] = {"title": "coupling", "xlabel": "step", "ylabel": "correlation", "ylim": (-0.03, 1.03)}
+    return compared(
+        measured,
+        FUSIONS,
+        cells,
         title="Gradients of the two branches",
-        columns=(
-            "f(a, b)",
-            "dead for W_a (%)",
-            "for W_b (%)",
-            "for both (%)",
-            "passed to W_a",
-            "to W_b",
-            "coupling",
-            *COMPARISON,
-        ),
-        rows=rows,
+        columns=("f(a, b)", *columns.values()),
         notes=[
             "An element is dead for a branch if it gives the branch less than a tenth of the gradient that a product "
             "would give it. Passed is the sum of the gradient's absolute values in units of the sum that a product "
@@ -143,37 +151,17 @@ def coupling(measured: dict[str, Measured]) -> Report:
             "sibling. All are means over all operators, steps and seeds."
         ],
         record={"rows": means},
-        draw=lambda: draw_coupling(measured),
+        draw=lambda: draw(
+            FUSIONS,
+            *(
+                Panel(
+                    series={name: (one.steps(), one.branches(key), None) for name, one in measured.items()}, axes=axes
+                )
+                for key, axes in drawn.items()
+            ),
+            style="-",
+        ),
     )
-
-
-def draw_coupling(measured: dict[str, Measured]) -> "Figure":
-    figure, panels = new_figure(4)
-    titles = {
-        "dead_a": "dead for $W_a$",
-        "dead_b": "dead for $W_b$",
-        "dead_both": "dead for both at once",
-        "coupling": "coupling",
-    }
-    for axes, (key, title) in zip(panels, titles.items(), strict=True):
-        for colour, (name, one) in zip(COLOURS, measured.items(), strict=False):
-            axes.plot(one.steps(), one.curve(branch_mean(key)), color=colour, label=FUSIONS[name])
-        finish(axes, title, "step", "correlation" if key == "coupling" else "share of elements")
-        axes.set_ylim(-0.03, 1.03 if key == "coupling" else 0.6)
-    legend_below(figure, panels[0])
-    return figure
-
-
-# Scales
-
-
-def scale_points(run: list[dict[str, Any]]) -> np.ndarray:
-    """The mean scale and the mean absolute change between two records, of each scale that changes."""
-    points = []
-    for cell in run[0]["cells"]:
-        path = np.array([record["cells"][cell]["scales"] for record in run])  # (records, sublayers)
-        points += list(zip(np.abs(path).mean(axis=0), np.abs(np.diff(path, axis=0)).mean(axis=0), strict=True))
-    return np.array([point for point in points if min(point) > 0])
 
 
 def exponent(scales: np.ndarray, updates: np.ndarray) -> float | None:
@@ -184,124 +172,72 @@ def exponent(scales: np.ndarray, updates: np.ndarray) -> float | None:
 
 
 def scale_updates(measured: dict[str, Measured]) -> Report:
-    points = {name: np.concatenate([scale_points(run) for run in one.runs]) for name, one in measured.items()}
-    slopes = {name: exponent(*each.T) for name, each in points.items()}
-    rows = []
-    for name, one in measured.items():
-        scales, updates = points[name].T
-        rows.append(
-            (
-                SCALES[name],
-                f"{scales.min():.3g} to {scales.max():.3g}",
-                f"{updates.min():.2g} to {updates.max():.2g}",
-                "-" if slopes[name] is None else f"{slopes[name]:+.2f}",
-                *one.compared_with(measured[BASELINE]),
-            )
+    points = {name: one.scale_points().T for name, one in measured.items()}
+    slopes = {name: exponent(scales, updates) for name, (scales, updates) in points.items()}
+    cells = {
+        name: (
+            f"{scales.min():.3g} to {scales.max():.3g}",
+            f"{updates.min():.2g} to {updates.max():.2g}",
+            "-" if slopes[name] is None else f"{slopes[name]:+.2f}",
         )
-    return Report(
+        for name, (scales, updates) in points.items()
+    }
+    axes = {"xscale": "log", "yscale": "log", "xlabel": "scale s", "ylabel": "mean update"}
+    series = {name: (scales, updates, None) for name, (scales, updates) in points.items()}
+    return compared(
+        measured,
+        SCALES,
+        cells,
         title="Updates of the residual scales",
-        columns=("scale", "scales s", "updates", "exponent", *COMPARISON),
-        rows=rows,
+        columns=("scale", "scales s", "updates", "exponent"),
         notes=[
             "The exponent p is that of a fit `update = c s^p` over all sublayers and seeds: 1 if updates are "
             "proportional to the scale, 0 if they do not depend on it. An update is the mean absolute change between "
             "two records. LayerScale is averaged over channels."
         ],
-        record={"exponents": slopes, "points": {name: each.tolist() for name, each in points.items()}},
-        draw=lambda: draw_scales(points),
+        record={"exponents": slopes, "points": {name: each.T.tolist() for name, each in points.items()}},
+        draw=lambda: draw(
+            SCALES, Panel(series=series, axes=axes | {"title": "updates of the residual scales"}), style="o"
+        ),
     )
-
-
-def draw_scales(points: dict[str, np.ndarray]) -> "Figure":
-    figure, (axes,) = new_figure(1)
-    for colour, (name, each) in zip(COLOURS, points.items(), strict=False):
-        axes.scatter(each[:, 0], each[:, 1], s=14, color=colour, label=SCALES[name], alpha=0.75)
-    axes.set(xscale="log", yscale="log")
-    finish(axes, "updates of the residual scales", "scale s", "mean update")
-    legend_below(figure, axes)
-    return figure
-
-
-# Amplification
-
-
-def by_stack(one: Measured, key: str, reduce: Callable[..., Any] = np.max) -> np.ndarray:
-    """The largest absolute value at each stack, over all steps, averaged over seeds."""
-    return np.mean([reduce([per_stack(record, key) for record in run], axis=0) for run in one.runs], axis=0)
-
-
-def per_stack(record: dict[str, Any], key: str) -> list[float]:
-    return [value for cell in record["cells"].values() for value in cell[key]]
 
 
 def amplification(measured: dict[str, Measured]) -> Report:
-    keys = ("stack_activations", "stack_gradients")
-    largest = {name: {key: by_stack(one, key).tolist() for key in keys} for name, one in measured.items()}
-    first = {name: {key: by_stack(one, key, first_of).tolist() for key in keys} for name, one in measured.items()}
-    rows = [
-        (
-            STABILISERS[name],
-            *(f"{max(first[name][key]):.3g}" for key in keys),
-            *(f"{max(largest[name][key]):.3g}" for key in keys),
-            *one.compared_with(measured[BASELINE]),
+    keys = {"stack_activations": "activation", "stack_gradients": "gradient"}
+    first = {name: {key: one.largest(key, slice(1)) for key in keys} for name, one in measured.items()}
+    whole = {name: {key: one.largest(key) for key in keys} for name, one in measured.items()}
+    cells = {name: [f"{max(found[name][key]):.3g}" for found in (first, whole) for key in keys] for name in measured}
+    panels = [
+        Panel(
+            series={name: (range(1, len(one[key]) + 1), one[key], None) for name, one in whole.items()},
+            axes={"title": f"largest {what} of the run", "xlabel": "stack", "yscale": "log"},
         )
-        for name, one in measured.items()
+        for key, what in keys.items()
     ]
-    return Report(
+    return compared(
+        measured,
+        STABILISERS,
+        cells,
         title="Largest activations and gradients",
         columns=(
             "stabilisation",
-            "activation, first record",
-            "gradient, first record",
-            "activation, whole run",
-            "gradient, whole run",
-            *COMPARISON,
+            *(f"{what}, {when}" for when in ("first record", "whole run") for what in keys.values()),
         ),
-        rows=rows,
         notes=["Largest absolute value at the output of any stack, averaged over seeds."],
-        record={"whole_run": largest, "first_record": first},
-        draw=lambda: draw_amplification(largest),
+        record={"whole_run": whole, "first_record": first},
+        draw=lambda: draw(STABILISERS, *panels),
     )
 
 
-def first_of(values: Sequence[Any], axis: int = 0) -> Any:
-    return values[0]
-
-
-def draw_amplification(largest: dict[str, dict[str, list[float]]]) -> "Figure":
-    figure, panels = new_figure(2)
-    for axes, (key, what) in zip(
-        panels, (("stack_activations", "activation"), ("stack_gradients", "gradient")), strict=True
-    ):
-        for colour, (name, values) in zip(COLOURS, largest.items(), strict=False):
-            axes.plot(range(1, len(values[key]) + 1), values[key], "o-", color=colour, label=STABILISERS[name])
-        axes.set_yscale("log")
-        finish(axes, f"largest {what} of the run", "stack", "")
-    legend_below(figure, panels[0])
-    return figure
-
-
-# Sensitivity
-
-FAMILIES = {"cpolynext-s": "CPolyNeXt", "peer": "ConvFormer of its size"}
-
-
 def sensitivity(measured: dict[str, Measured]) -> Report:
-    def outcome(family: str, what: str, factor: float) -> Measured:
+    settings = [(what, factor) for what, factors in FACTORS.items() for factor in sorted({*factors, 1.0})]
+
+    def of(family: str, what: str, factor: float) -> Measured:
         return measured[family if factor == 1 else f"{family}-{what}-x{factor:g}"]
 
-    settings = [(what, factor) for what, factors in FACTORS.items() for factor in sorted({*factors, 1.0})]
-    rows = [
-        (what, f"x {factor:g}", *(outcome(family, what, factor).accuracy for family in FAMILIES))
-        for what, factor in settings
-    ]
     accuracies = {
         what: {
-            family: {
-                factor: list(outcome(family, what, factor).outcome.accuracies.values())
-                for of, factor in settings
-                if of == what
-            }
+            family: {f: list(of(family, what, f).outcome.accuracies.values()) for each, f in settings if each == what}
             for family in FAMILIES
         }
         for what in FACTORS
@@ -309,45 +245,59 @@ def sensitivity(measured: dict[str, Measured]) -> Report:
     return Report(
         title="Sensitivity to learning rate and batch size",
         columns=("setting", "factor", *(f"{title} (%)" for title in FAMILIES.values())),
-        rows=rows,
+        rows=[
+            (what, f"x {factor:g}", *(of(family, what, factor).accuracy for family in FAMILIES))
+            for what, factor in settings
+        ],
         left=(0, 1),
         notes=["Factors of the recipe's learning rate, and of its batch size at the same learning rate and epochs."],
         record={"accuracies": accuracies},
-        draw=lambda: draw_sensitivity(accuracies),
+        draw=lambda: draw(FAMILIES, *(sensitivity_panel(what, found) for what, found in accuracies.items())),
     )
 
 
-def draw_sensitivity(accuracies: dict[str, dict[str, dict[float, list[float]]]]) -> "Figure":
-    figure, panels = new_figure(2)
-    for axes, (what, families) in zip(panels, accuracies.items(), strict=True):
-        for colour, (family, points) in zip(COLOURS, families.items(), strict=False):
-            found = {factor: values for factor, values in points.items() if values}
-            means = [statistics.fmean(values) for values in found.values()]
-            spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in found.values()]
-            axes.errorbar(list(found), means, spread, fmt="o-", capsize=3, color=colour, label=FAMILIES[family])
-        axes.set_xscale("log", base=2)
-        finish(axes, {"lr": "learning rate", "batch": "batch size"}[what], "factor", "accuracy (%)")
-    legend_below(figure, panels[0])
-    return figure
+def sensitivity_panel(what: str, accuracies: dict[str, dict[float, list[float]]]) -> Panel:
+    """The factors are powers of two: as categories they are evenly spaced."""
+    series = {
+        family: (
+            [f"{factor:g}" for factor in points],
+            [statistics.fmean(values) if values else math.nan for values in points.values()],
+            [statistics.stdev(values) if len(values) > 1 else 0.0 for values in points.values()],
+        )
+        for family, points in accuracies.items()
+    }
+    title = {"lr": "learning rate", "batch": "batch size"}[what]
+    return Panel(series=series, axes={"title": title, "xlabel": "factor", "ylabel": "accuracy (%)"})
 
 
-def new_figure(panels: int) -> "tuple[Figure, list[Axes]]":
+def compared(
+    measured: dict[str, Measured],
+    labels: dict[str, str],
+    cells: Mapping[str, Sequence[str]],
+    columns: Sequence[str],
+    **report: Any,
+) -> Report:
+    """A report with a row for each variant: its cells, its accuracy, and the difference from the baseline's."""
+    baseline, rows = measured[BASELINE], []
+    for name, one in measured.items():
+        difference = over_seeds(one.outcome.differences(baseline.outcome), "+")
+        differences = ("-", "-") if one is baseline else (difference, paper.ablation_difference(one.outcome.name))
+        rows.append((labels[name], *cells[name], one.accuracy, *differences))
+    return Report(columns=(*columns, "accuracy (%)", "difference", "paper's"), rows=rows, **report)
+
+
+def draw(labels: dict[str, str], *panels: Panel, style: str = "o-") -> "Figure":
+    """The panels side by side, with one legend below all, where it hides no points."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(max(4.0 * panels, 5.5), 3.6), layout="constrained")
-    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
-
-
-def finish(axes: "Axes", title: str, x: str, y: str) -> None:
-    axes.set_title(title, fontsize=10)
-    axes.set(xlabel=x, ylabel=y)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def legend_below(figure: "Figure", axes: "Axes") -> None:
-    """One legend for all panels, where it hides no points."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), columnspacing=1.2, fontsize=8, frameon=False
-    )
+    figure = Figure(figsize=(max(4.0 * len(panels), 5.5), 3.6), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for colour, (name, (x, y, spread)) in zip(COLOURS, panel.series.items(), strict=False):
+            axes.errorbar(x, y, spread, fmt=style, markersize=4, capsize=3, color=colour, label=labels[name])
+        axes.set(**panel.axes)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    where: dict[str, Any] = {"loc": "outside lower center", "ncols": len(names)}
+    figure.legend(handles, names, **where, columnspacing=1.2, fontsize=8, frameon=False)
+    return figure

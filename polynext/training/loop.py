@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,9 @@ class TrainingLoop:
 
     def run(self) -> None:
         reporter = Reporter(self.config, self.folder, self.task, self.group.first, self.quiet)
-        batches = self.profile.iterate("loader", self.batches_left())
-        with self.stop.listening(), reporter:
+        # Closed explicitly: worker processes block SIGTERM and would keep this process from ending.
+        with self.stop.listening(), reporter, closing(self.batches_left()) as left:
+            batches = self.profile.iterate("loader", left)
             if self.progress.step == 0:
                 self.save()  # a run has a state from its start: if it has none later, the folder is damaged
             self.replace_lost_weights()

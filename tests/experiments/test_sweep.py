@@ -1,5 +1,6 @@
 """Sweeps: failures stay with their run, interrupted runs save their state, and finished runs are not repeated."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from polynext.errors import PolyNeXtError
 from polynext.experiments import sweep as sweep_module
 from polynext.experiments.ablation import AblationSweep, baselines, collect
 from polynext.experiments.sweep import Trial, run_sweep, run_trials
+from polynext.training import train
+from polynext.training.profile import Profile
 
 QUICK = AblationSweep("digits", steps=1, images=64)
 
@@ -116,3 +119,16 @@ def test_a_folder_of_another_kind_of_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text('{"colour": "red"}')
     with pytest.raises(PolyNeXtError, match="has a sweep of another kind"):
         AblationSweep.read(tmp_path)
+
+
+def test_the_workers_of_a_run_end_with_it(tmp_path: Path, monkeypatch) -> None:
+    """Even if something keeps the iterator of its batches. They would keep the process of a sweep from ending."""
+    kept: list[object] = []
+    iterate = Profile.iterate
+    monkeypatch.setattr(Profile, "iterate", lambda self, part, items: iterate(self, part, kept.append(items) or items))
+    config = QUICK.config("cpolynext")
+    train(replace(config, data=replace(config.data, workers=1)), tmp_path / "run", quiet=True)
+    left = multiprocessing.active_children()
+    for worker in left:
+        worker.kill()
+    assert kept and not left
