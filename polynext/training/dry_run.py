@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import nn
 
 from polynext.config import LoopConfig, to_yaml
 from polynext.distributed import Processes, processes
@@ -37,6 +39,7 @@ STEPS = 2  # of each phase
 DECODED = 64  # images of each split that are opened
 EVALUATED = 32
 SMALLEST = 2  # images at once
+NORMALISED = 16  # values of a channel that a batch norm needs: with fewer, the gradients of a deep network overflow
 SHARE_OF_MEMORY = 0.8  # of the free memory that a run may take
 LOSS_TOLERANCE = 1e-3  # GPUs do not add in the same order twice
 
@@ -123,14 +126,15 @@ def check_run(
         raise PolyNeXtError(f"a run of {task.steps} steps is too short for a dry run: start it.")
     report.add("network", f"{count_parameters(loop.model):,} parameters{', compiled' if config.compile else ''}")
     wanted, loop.accumulate = loop.micro_batch, 1
-    more_memory = 0.0
+    more_memory, smallest = 0.0, wanted
     if group.device.type != "cuda":  # which is fast, and where too little memory is an exception
-        more_memory, end = choose_micro_batch(report, loop, end)
+        smallest = min(smallest_batch(loop), wanted)
+        more_memory, end = choose_micro_batch(report, loop, smallest, wanted, end)
     rates = []
     for number, (name, step) in enumerate(task.phases().items(), 1):
         step_seconds = check_phase(report, loop, name, step)
         rates.append(loop.micro_batch * group.count / step_seconds)
-        keep_to_time(report, loop, step_seconds, STEPS * (len(task.phases()) - number) + 2, end)
+        keep_to_time(report, loop, smallest, step_seconds, STEPS * (len(task.phases()) - number) + 2, end)
     evaluation = check_evaluation(report, loop)
     loop.save()
     estimate_cost(report, loop, wanted, more_memory, statistics.median(rates), evaluation)
@@ -155,15 +159,28 @@ def check_data(report: DryRunReport, task: Task) -> None:
     report.add("data", f"{' and '.join(counts)} images, {DECODED} of each opened")
 
 
-def choose_micro_batch(report: DryRunReport, loop: TrainingLoop, end: float) -> tuple[float, float]:
+def smallest_batch(loop: TrainingLoop) -> int:
+    """The fewest images at once that train as more do. With batch norms, it depends on the smallest feature map."""
+    if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in loop.model.modules()):
+        return SMALLEST
+    loop.micro_batch = SMALLEST
+    with closing(loop.batches_left()) as batches:
+        side = next(batches)[0].shape[-1]
+    infos: Any = getattr(loop.model, "feature_info", None) or [{"reduction": 32}]
+    return max(SMALLEST, power_of_two(NORMALISED * infos[-1]["reduction"] ** 2 // side**2))
+
+
+def choose_micro_batch(
+    report: DryRunReport, loop: TrainingLoop, smallest: int, wanted: int, end: float
+) -> tuple[float, float]:
     """Doubles the images at once until time or memory would run out, and estimates the memory of the real number.
 
     Returns the bytes that the real number takes more than the chosen one, and the time at which the phases must end.
     """
-    group, wanted = loop.group, loop.micro_batch
+    group = loop.group
     free = available_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # shared with the other processes
     steps = STEPS * len(loop.task.phases()) + 2
-    loop.micro_batch = smallest = min(SMALLEST, wanted)
+    loop.micro_batch = smallest
     end -= 2 * take_steps(loop, 0, 1)  # compiles, as the evaluation and the new process will
     peaks: dict[int, int] = {}
     while True:
@@ -189,10 +206,12 @@ def choose_micro_batch(report: DryRunReport, loop: TrainingLoop, end: float) -> 
     return an_image * (wanted - images), end
 
 
-def keep_to_time(report: DryRunReport, loop: TrainingLoop, step_seconds: float, steps: int, end: float) -> None:
+def keep_to_time(
+    report: DryRunReport, loop: TrainingLoop, smallest: int, step_seconds: float, steps: int, end: float
+) -> None:
     """Reduces the images at once if the steps so far were too slow for the time left."""
     in_time = max(int(loop.micro_batch * (end - time.monotonic()) / (steps * step_seconds)), 1)
-    fewer = loop.group.same(max(SMALLEST, power_of_two(in_time)))
+    fewer = loop.group.same(max(smallest, power_of_two(in_time)))
     if fewer < loop.micro_batch and loop.group.device.type != "cuda":
         loop.micro_batch = fewer
         report.add("steps", f"of {fewer} images at once from here on, because the machine has become slower")
