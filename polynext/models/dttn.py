@@ -15,7 +15,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from polynext.models.pyramid import Pyramid, batch_norm, pyramid_cfgs, register_sizes
+from polynext.models.pyramid import Pyramid, RunningBatchNorm2d, pyramid_cfgs, register_sizes
 from polynext.nn import LayerNorm2d, init_kaiming
 
 
@@ -34,11 +34,11 @@ class DttnBlock(nn.Module):
         self.l2 = nn.Conv2d(hidden, hidden, 1, **dd)
         self.r1 = nn.Conv2d(channels, hidden, 1, **dd)
         self.r2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, **dd)
-        self.norm_l: nn.Module = batch_norm(hidden, **dd) if polynomial else nn.Identity()
-        self.norm_r: nn.Module = batch_norm(hidden, **dd) if polynomial else nn.Identity()
+        self.norm_l: nn.Module = RunningBatchNorm2d(hidden, **dd) if polynomial else nn.Identity()
+        self.norm_r: nn.Module = RunningBatchNorm2d(hidden, **dd) if polynomial else nn.Identity()
         self.norm = nn.Identity() if polynomial else LayerNorm2d(hidden, eps=1e-6, bias=True, **dd)
         self.p = nn.Conv2d(hidden, channels, 1, **dd)
-        self.norm_p: Any = batch_norm(channels, **dd)
+        self.norm_p: Any = RunningBatchNorm2d(channels, **dd)
         self.alpha = nn.Parameter(torch.ones(1, **dd))
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0 else nn.Identity()
 

@@ -14,7 +14,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from polynext.models.pyramid import Pyramid, batch_norm, pyramid_cfgs, register_sizes
+from polynext.models.pyramid import Pyramid, RunningBatchNorm2d, pyramid_cfgs, register_sizes
 
 
 class BatchNormLast(nn.Module):
@@ -22,7 +22,7 @@ class BatchNormLast(nn.Module):
 
     def __init__(self, channels: int, **dd: Any):
         super().__init__()
-        self.norm = batch_norm(channels, **dd)
+        self.norm = RunningBatchNorm2d(channels, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)

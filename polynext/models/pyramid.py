@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polynext.models.backbone import Backbone
 from polynext.models.network import FullyPolynomialBlocks
 from polynext.models.registry import SUFFIXES, default_cfg, register
-from polynext.nn import PooledClassifier
+from polynext.nn import PooledClassifier, RunningNorm
 
 
 class PyramidStage(nn.Module):
@@ -102,12 +102,13 @@ class Pyramid(Backbone):
         return dict(stem=r"^stem", blocks=[(blocks, None), (r"^stages\.(\d+)\.downsampling", (0,))])
 
 
-def batch_norm(channels: int, **dd: Any) -> nn.BatchNorm2d:
-    """Batch norm with a large initial variance: an untrained polynomial would overflow in eval mode."""
-    norm = nn.BatchNorm2d(channels, **dd)
-    running_var: Any = norm.running_var
-    running_var.fill_(FullyPolynomialBlocks.initial_var)
-    return norm
+class RunningBatchNorm2d(nn.BatchNorm2d, RunningNorm):  # type: ignore[misc]  # mypy: momentum may be None in one
+    """Batch norm that can be frozen, with a large initial variance: an untrained polynomial overflows in eval mode."""
+
+    def __init__(self, channels: int, **dd: Any):
+        super().__init__(channels, **dd)
+        running_var: Any = self.running_var
+        running_var.fill_(FullyPolynomialBlocks.initial_var)
 
 
 def pyramid_cfgs(family: str, sizes: Iterable[str]) -> dict[str, DefaultCfg]:

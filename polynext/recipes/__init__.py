@@ -22,7 +22,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     **metaformer.RECIPES,
     **baselines.RECIPES,
 }
-FULLY_POLYNOMIAL = ("cipher", "cpolynext_tiny_bn", "apolynext_tiny_bn", "cpolynext_small_bn")
+FULLY_POLYNOMIAL = ("cipher", *(name for name in RECIPES if name.endswith("_bn")))
 RECIPES |= frozen_recipes({name: RECIPES[name] for name in FULLY_POLYNOMIAL})
 
 

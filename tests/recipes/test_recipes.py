@@ -21,7 +21,7 @@ from polynext.data import AugmentConfig, Preprocessing, training_transform
 from polynext.data.loader import seed_everything
 from polynext.errors import PolyNeXtError
 from polynext.experiments.reproduction.networks import own_recipe
-from polynext.models import ArchitectureChanges, is_polynext, read_weights
+from polynext.models import ArchitectureChanges, read_weights
 from polynext.nn import PolyConv, freeze_statistics
 from polynext.recipes import RECIPES, recipe
 from polynext.training import EmaConfig, ModelConfig, OptimizerConfig, ScheduleConfig, from_yaml, to_yaml, train
@@ -35,7 +35,7 @@ LOW_RESOLUTION = ("cpolynext_lowres", "monet_tiny", "dttn_tiny", "mixer_s_lowres
 
 
 def test_every_recipe_names_a_model_and_survives_yaml() -> None:
-    assert len(RECIPES) == 8 + 3 + 3 + 2 + 5 + 10 + 15 + 4
+    assert len(RECIPES) == 8 + 3 + 3 + 2 + 5 + 10 + 15 + 6
     for name in RECIPES:
         config = recipe(name)
         assert polynext.create_model(config.model.name, device="meta")
@@ -350,9 +350,7 @@ def test_training_with_the_penalty_improves_the_condition_number(tmp_path: Path)
 
 
 def test_every_fully_polynomial_recipe_has_a_frozen_step() -> None:
-    fully_polynomial = {
-        name for name in RECIPES if is_polynext(recipe(name).model.name) and "_bn" in recipe(name).model.name
-    }
+    fully_polynomial = {name for name in RECIPES if "_bn" in recipe(name).model.name}
     steps = {name for name in RECIPES if recipe(name).model.frozen_statistics}
     assert steps == {f"{name}_frozen" for name in fully_polynomial - steps}
     for name in steps - {"mnist_frozen"}:  # has its own length and rate
@@ -372,3 +370,14 @@ def test_frozen_statistics_do_not_change_and_the_weights_do(tmp_path: Path) -> N
         assert torch.equal(value, before[name]) == ("running" in name), name
     with pytest.raises(PolyNeXtError, match="has no running statistics to freeze"):
         freeze_statistics(polynext.create_model("cpolynext_nano"))
+
+
+@pytest.mark.parametrize("name", ["monet_tiny_bn", "dttn_tiny_bn"])
+def test_frozen_statistics_of_compared_networks(name: str) -> None:
+    model = polynext.create_model(name, num_classes=3)
+    freeze_statistics(model)
+    before = {key: value.clone() for key, value in model.named_buffers()}
+    model.train()
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(model(images), model.eval()(images))
+    assert all(torch.equal(value, before[key]) for key, value in model.named_buffers())
