@@ -20,36 +20,30 @@ IMAGENET = DataConfig(
     most_memory=0.0,
 )
 
-# size: (stochastic depth, final dropout, warmup epochs), Table S1
+# Table S1, by size: stochastic depth, final dropout and, for convolutions, warmup epochs
 CONV = {"tiny": (0.0, 0.0, 0), "small": (0.20, 0.4, 5), "base": (0.30, 0.6, 5), "large": (0.50, 0.6, 5)}
-ATTENTION = {"tiny": (0.03, 0.1, 0), "small": (0.25, 0.4, 0), "base": (0.40, 0.6, 0), "large": (0.55, 0.7, 0)}
-
-
-def augmentation(size: str) -> AugmentConfig:
-    """Larger models than Tiny use random bilinear or bicubic interpolation."""
-    return AugmentConfig(interpolation="bicubic" if size == "tiny" else "random")
+ATTENTION = {"tiny": (0.03, 0.1), "small": (0.25, 0.4), "base": (0.40, 0.6), "large": (0.55, 0.7)}
 
 
 def cpolynext(size: str) -> TrainConfig:
+    """Larger models than Tiny use random bilinear or bicubic interpolation."""
     drop_path, dropout, warmup = CONV[size]
     return TrainConfig(
         model=ModelConfig(name=f"cpolynext_{size}", drop_path=drop_path, dropout=dropout, memory="lean"),
         data=IMAGENET,
-        augment=augmentation(size),
+        augment=AugmentConfig(interpolation="bicubic" if size == "tiny" else "random"),
         optimizer=OptimizerConfig(name="adamw", lr=4e-3, weight_decay=0.01),
         schedule=ScheduleConfig(warmup_epochs=warmup),
     )
 
 
 def apolynext(size: str) -> TrainConfig:
-    drop_path, dropout, warmup = ATTENTION[size]
-    eps = 1e-6 if size == "large" else 1e-8
-    return TrainConfig(
-        model=ModelConfig(name=f"apolynext_{size}", drop_path=drop_path, dropout=dropout, memory="lean"),
-        data=IMAGENET,
-        augment=augmentation(size),
-        optimizer=OptimizerConfig(name="lamb", lr=2e-3, weight_decay=0.01, eps=eps),
-        schedule=ScheduleConfig(warmup_epochs=warmup),
+    base, (drop_path, dropout) = cpolynext(size), ATTENTION[size]
+    return replace(
+        base,
+        model=replace(base.model, name=f"apolynext_{size}", drop_path=drop_path, dropout=dropout),
+        optimizer=OptimizerConfig(name="lamb", lr=2e-3, weight_decay=0.01, eps=1e-6 if size == "large" else 1e-8),
+        schedule=ScheduleConfig(),
     )
 
 
