@@ -5,11 +5,12 @@ before encrypted inference.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from polynext.config import TrainConfig
 from polynext.errors import PolyNeXtError, suggest
 from polynext.recipes import baselines, imagenet, lowres, metaformer, small
-from polynext.recipes.frozen import frozen_recipes
+from polynext.recipes.frozen import with_frozen_statistics
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "digits": small.digits,
@@ -23,7 +24,9 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     **baselines.RECIPES,
 }
 FULLY_POLYNOMIAL = ("cipher", *(name for name in RECIPES if name.endswith("_bn")))
-RECIPES |= frozen_recipes({name: RECIPES[name] for name in FULLY_POLYNOMIAL})
+RECIPES |= {
+    f"{name}_frozen": partial(lambda base: with_frozen_statistics(recipe(base)), name) for name in FULLY_POLYNOMIAL
+}
 
 
 def recipe(name: str) -> TrainConfig:

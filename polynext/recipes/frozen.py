@@ -8,7 +8,6 @@ the difference: for a few images in a thousand the logits of a deep network beco
 statistics fixed trains the polynomial that inference computes. `docs/train.md` has measurements.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from polynext.config import EmaConfig, ScheduleConfig, TrainConfig
@@ -25,12 +24,3 @@ def with_frozen_statistics(base: TrainConfig) -> TrainConfig:
         epochs=max(1, base.epochs // 10),
         evaluate_every=1,
     )
-
-
-def frozen_recipes(recipes: dict[str, Callable[[], TrainConfig]]) -> dict[str, Callable[[], TrainConfig]]:
-    """`NAME_frozen` for each of these recipes."""
-
-    def after(make: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
-        return lambda: with_frozen_statistics(make())
-
-    return {f"{name}_frozen": after(make) for name, make in recipes.items()}
