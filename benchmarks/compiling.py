@@ -18,9 +18,10 @@ from collections.abc import Callable
 import timm
 import torch
 from torch import nn
+from workload import WorkloadProcess
 
 import polynext
-from polynext.experiments.speed.timing import WorkloadProcess, take_turns
+from polynext.experiments.speed.timing import take_turns
 from polynext.memory import keep_freed_memory
 from polynext.tables import table
 

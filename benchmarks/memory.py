@@ -17,9 +17,10 @@ from collections.abc import Callable
 import timm
 import torch
 from torch import Tensor, nn
+from workload import WorkloadProcess
 
 from polynext.acceleration import compile, save_memory
-from polynext.experiments.speed.timing import WorkloadProcess, take_turns
+from polynext.experiments.speed.timing import take_turns
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
 from polynext.segmentation.upernet import UPerNet
 from polynext.tables import table

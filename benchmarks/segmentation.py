@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 
 import torch
+from workload import WorkloadProcess
 
-from polynext.experiments.speed.timing import WorkloadProcess, take_turns
+from polynext.experiments.speed.timing import take_turns
 from polynext.memory import keep_freed_memory, peak_memory, reset_peak_memory, resident_memory
 from polynext.models.costs import count_macs, count_parameters
 from polynext.segmentation.task import pixel_loss

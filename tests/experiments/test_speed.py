@@ -1,5 +1,6 @@
 """Speed and memory of networks, measured side by side."""
 
+import importlib
 import json
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +19,7 @@ from polynext.errors import PolyNeXtError
 from polynext.experiments.speed import figures, paper_table, timing
 from polynext.experiments.speed.candidates import Candidate, Setting
 from polynext.experiments.speed.report import leaders, paper_comparison
-from polynext.experiments.speed.timing import Measurement, Timing, WorkloadProcess, take_turns
+from polynext.experiments.speed.timing import Measurement, Timing, take_turns
 
 
 @given(st.lists(st.floats(1e-4, 1e3), min_size=2, max_size=20))
@@ -41,8 +42,9 @@ def start_workload(label: str) -> tuple[object, str]:
     return lambda: sum(range(10**5)), f"{label} in another process: {multiprocessing.parent_process() is not None}"
 
 
-def test_a_workload_runs_in_its_own_process() -> None:
-    workload = WorkloadProcess(start_workload, "sums")
+def test_a_workload_runs_in_its_own_process(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    workload = importlib.import_module("workload").WorkloadProcess(start_workload, "sums")
     assert workload.found == "sums in another process: True"
     assert 0 < workload.turn() < 10
     workload.process.shutdown()

@@ -136,8 +136,7 @@ def draw(outcomes: Sequence[Outcome], title: str) -> "Figure":
             )
         axes.text(0.02, position, one.remark[:60], va="center", fontsize=7, color="#b00000")
         if number := re.match(r"[-+][\d.]+", paper.ablation_difference(one.name)):
-            axes.plot(float(number[0]), position, **diamond)
-    axes.plot([], [], **diamond, label="the paper, on ImageNet")
+            axes.plot(float(number[0]), position, **diamond, label="the paper, on ImageNet")
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=1.0)
     low, high = axes.get_xlim()
@@ -146,7 +145,8 @@ def draw(outcomes: Sequence[Outcome], title: str) -> "Figure":
     axes.set_yticks(range(len(changed)), [f"{one.what} ({one.family[0].upper()})" for one in changed], fontsize=8)
     axes.set_xlabel("difference from the baseline's accuracy (points; logarithmic beyond 1)")
     axes.set_title(title, fontsize=10)
-    axes.legend(frameon=False, loc="lower left", fontsize=8)
+    handles, _ = axes.get_legend_handles_labels()
+    axes.legend(handles=handles[:1], frameon=False, loc="lower left", fontsize=8)  # none without the paper's figures
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
