@@ -57,10 +57,10 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from polynext.cli.encrypted import load_network
     from polynext.encrypted.compiler.prepare import prepare
+    from polynext.runs import load_run
 
-    folder, run = options.out, load_network(options.network)
+    folder, run = options.out, load_run(options.network)
     if not (folder / "client").is_dir():
         prepare(run, images=options.packed).save(folder / "server")
         Client.keygen(load_client_spec(folder / "server"), folder / "client")

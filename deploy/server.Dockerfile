@@ -34,5 +34,5 @@ EXPOSE 8000
 HEALTHCHECK --interval=30s --start-period=60s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
 # The container's own address: publish the port on 127.0.0.1 and put a TLS proxy in front of it, as compose.yaml does.
-ENTRYPOINT ["polynext", "encrypted", "serve", "--host", "0.0.0.0", "--data", "/data"]
+ENTRYPOINT ["polynext", "encrypted", "serve", "--host", "0.0.0.0", "--store", "/data"]
 CMD ["--help"]

@@ -52,6 +52,13 @@ class Run:
         """The model's name, with the tag of published weights."""
         return f"{bare(self.name)}.{self.tag}" if self.tag else self.name
 
+    def require_trained(self) -> None:
+        """Raises if the network has no trained weights."""
+        if self.weights == "untrained":
+            raise PolyNeXtError(
+                f"{self.name} has no trained weights: give `checkpoint`, `pretrained` or the folder of a training run."
+            )
+
     @property
     def data(self) -> DataConfig:
         """The data of its training run; ImageNet without one."""
@@ -92,8 +99,9 @@ def load_run(
     """Loads a network.
 
     Args:
-        source: the folder of a training run, a weights file of polynext or of the paper's authors, or the name of a
-            model of polynext or timm.
+        source: the folder of a training run, a weights file of polynext or of the paper's authors, the name of a
+            model of polynext or timm, or a shipped network, which has its weights: mnist, digits or cifar10, or with
+            its model's name, as cpolynext_mnist_bn.mnist.
         checkpoint: weights for a named model, or weights of a run instead of its best.
         pretrained: download the published weights of a named model.
         device: the device of the network.
@@ -127,11 +135,13 @@ def from_file(path: Path) -> Run:
 
 
 def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = False) -> Run:
+    shipped = shipped_weights(name)
+    if shipped and checkpoint is None and (pretrained or name not in list_models()):
+        # Its file has the config of its run.
+        return replace(from_name(bare(shipped.stem), shipped), checkpoint=None, tag=shipped.stem.split(".")[1])
     if not timm.is_model(bare(name)):
         hint = suggest(bare(name), list_models(), "see `polynext models`.")
         raise PolyNeXtError(f"{name!r} is not a model, the folder of a run or a weights file: {hint}")
-    if pretrained and (shipped := shipped_weights(name)):  # its file has the config of its run
-        return replace(from_name(name, shipped), checkpoint=None, tag=shipped.stem.split(".")[1])
     if checkpoint is None:
         model: Any = create_model(name, pretrained=pretrained)
         weights, tag = ("published", model.pretrained_cfg.get("tag")) if pretrained else ("untrained", None)

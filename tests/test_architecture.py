@@ -130,7 +130,7 @@ def python(code: str) -> str:
 def test_clients_and_servers_need_neither_torch_nor_the_compiler() -> None:
     loads = "import sys; from polynext.encrypted import Client, ClientSpec, RemoteClient, Server, connect"
     heavy = ("torch", "timm", "scipy", "polynext.encrypted.compiler", "polynext.circuit")
-    for code in (loads, "import sys, polynext.cli.encrypted"):
+    for code in (loads, "import sys, polynext.cli.encrypted.client, polynext.cli.encrypted.server"):
         assert python(f"{code}; print([name for name in {heavy} if name in sys.modules])") == "[]"
 
 
@@ -138,7 +138,7 @@ WITHOUT_FORK = """
 import multiprocessing, multiprocessing.context as context, os
 del os.fork, os.sched_getaffinity, context._concrete_contexts["fork"], context.ForkProcess, context.ForkContext
 import polynext.encrypted, polynext.encrypted.client, polynext.encrypted.server, polynext.encrypted.remote
-import polynext.service, polynext.cli.encrypted
+import polynext.service, polynext.cli.encrypted.client, polynext.cli.encrypted.server
 from polynext.threads import cores
 from polynext.service.inference import fork_context
 try:

@@ -125,8 +125,8 @@ def test_commands_of_models(installations: Path, tmp_path: Path) -> None:
         "models *nano*": "cpolynext_nano",
         "predict cpolynext_nano_bn image.png --pretrained": "image.png: ",
         "evaluate cpolynext_cipher_bn --pretrained": "cpolynext_cipher_bn.cifar10",
-        "evaluate cpolynext_cipher_bn --data folder --root data.npz": "top-1 (%)",
-        "export cpolynext_nano_bn --pretrained --format torch --images image.png": ".pt2",
+        "evaluate cifar10 --data folder --root data.npz": "top-1 (%)",
+        "export cpolynext_nano_bn --pretrained --format torch --check-images image.png": ".pt2",
     }
     run_commands(installations, "models", expected, tmp_path)
 
@@ -186,7 +186,7 @@ def test_a_client_is_small() -> None:
 def test_a_prepared_network_is_served_without_torch(installations: Path, digits_server: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
-from polynext.cli.encrypted import server_folder
+from polynext.cli.encrypted.server import server_folder
 from polynext.service import create_app, load_networks
 print(*load_networks([server_folder({str(digits_server)!r})]))
 assert "torch" not in sys.modules

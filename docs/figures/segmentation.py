@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from polynext.cli.segment import load_run
 from polynext.segmentation.data import IGNORED, load_pairs
 from polynext.segmentation.overlay import palette
+from polynext.segmentation.runs import load_segmentation_run
 from polynext.segmentation.sliding import predict
 from polynext.segmentation.transforms import TestTransform
 
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--images", nargs="+", type=int, default=[0, 25, 50])
     parser.add_argument("--out", type=Path, default=Path("segmentation.png"))
     args = parser.parse_args()
-    loaded = [load_run(run, None) for run in args.runs]
+    loaded = [load_segmentation_run(run, None) for run in args.runs]
     config, _, classes = loaded[0]
     pairs, colours = load_pairs(config.data, "val"), palette(len(classes))
     figure = Figure(figsize=(3 * (2 + len(loaded)), 2.3 * len(args.images) + 0.6), layout="constrained")

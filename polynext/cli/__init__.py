@@ -3,19 +3,25 @@
 import sys
 from collections.abc import Sequence
 
-from polynext.cli.commands import Command, Commands, with_options
+from polynext.cli.commands import FORMER_TRAINING, Command, Commands, with_options
 from polynext.errors import PolyNeXtError
 from polynext.extras import missing_extra
 from polynext.memory import keep_freed_memory
 from polynext.threads import idle_threads_give_way
 
 COMMANDS = {
-    "train": Command("train a network by a recipe; by default on handwritten digits", "polynext.cli.train:training"),
+    "train": Command(
+        "train a network by a recipe; by default on handwritten digits", "polynext.cli.train:training", FORMER_TRAINING
+    ),
     "evaluate": Command("measure the accuracy of a network, beside that in the paper", "polynext.cli.evaluate:main"),
     "predict": Command("classify images", "polynext.cli.predict:main"),
     "models": Command("list the models: size, cost, accuracy, depth and polynomial degree", "polynext.cli.models:main"),
     "bench": Command("compare the speed and memory of networks", "polynext.cli.bench:main"),
-    "export": Command("export a network to ONNX or torch.export, and check the file", "polynext.cli.export:main"),
+    "export": Command(
+        "export a network to ONNX or torch.export, and check the file",
+        "polynext.cli.export:main",
+        {"--images": "--check-images"},
+    ),
     "ablate": Command("train and compare the rows of the paper's ablation tables", "polynext.cli.ablate:main"),
     "reproduce": Command("reproduce a table of the paper, beside its published numbers", "polynext.cli.reproduce:main"),
     "segment": Command("train, evaluate and use a segmentation network", "polynext.cli.segment:commands"),
@@ -46,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with idle_threads_give_way():
             return Commands("polynext", PURPOSE, COMMANDS).run(arguments)
     except PolyNeXtError as error:
-        print(f"{name}: {with_options(str(error), by_config='train' in arguments[:2])}", file=sys.stderr)
+        print(f"{name}: {with_options(str(error))}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         missing = missing_extra(error.name)

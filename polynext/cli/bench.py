@@ -23,7 +23,7 @@ def main(
     image_size: int | None = None,
     threads: int = 0,
     rounds: int = 7,
-    memory: bool = True,
+    no_memory: bool = False,
     plot: Path | None = None,
     out: Path | None = None,
     json: bool = False,
@@ -37,7 +37,7 @@ def main(
     compiled networks on a CPU, where the compiler's memory would be included.
 
     Args:
-        models: names of models; a few small ones by default.
+        models: names of models, or shipped networks: mnist, digits, cifar10; a few small models by default.
         engines: eager, compiled, onnxruntime or openvino, optionally after folded+ or bf16+, as in folded+compiled.
             Eager by default; compiled for the paper's table.
         paper_table: measure the throughput of the models of the paper's Table S4, beside its figures.
@@ -46,7 +46,7 @@ def main(
         image_size: side of the images; each model's own by default.
         threads: CPU threads; all by default. A single thread is measured in CPU time, which other load disturbs less.
         rounds: number of turns of each network.
-        memory: measure memory too.
+        no_memory: do not measure memory.
         plot: draw accuracy against size, cost and measured speed to this file.
         out: write all results, including the seconds of every turn, to this JSON file.
         json: print JSON instead of a table.
@@ -57,6 +57,7 @@ def main(
     from polynext.experiments.speed.paper_table import measure_paper_models, paper_models
     from polynext.experiments.speed.report import comparison, paper_comparison
     from polynext.experiments.speed.timing import measure
+    from polynext.models.published import SHIPPED
 
     require_at_least(1, rounds=rounds, batch_size=1 if batch_size is None else batch_size)
     require_at_least(1, image_size=1 if image_size is None else image_size)
@@ -71,13 +72,14 @@ def main(
     if paper_table and models:
         raise PolyNeXtError("--paper has its own list of models: leave the others out.")
     engines = engines or (("compiled",) if paper_table else ("eager",))
-    names = paper_models() if paper_table else models or DEFAULT_MODELS
+    shipped = {tagged.split(".")[1]: tagged for tagged in SHIPPED}
+    names = paper_models() if paper_table else [shipped.get(name, name) for name in models or DEFAULT_MODELS]
     setting = default_setting(device, batch_size, image_size, threads)
     everything = [Candidate(name, engine) for name in names for engine in engines]
     candidates = [c for c in everything if c.obstacle is None]
     if not candidates:
         raise PolyNeXtError(f"no model is left to measure: {everything[0].obstacle}.")
-    steps = len(candidates) + (sum(map(setting.can_measure_memory, candidates)) if memory else 0)
+    steps = len(candidates) + (sum(map(setting.can_measure_memory, candidates)) if not no_memory else 0)
     steps += len(names) * (1 + rounds) if paper_table else rounds
     with tqdm(total=steps, leave=False, disable=None) as bar:
 
@@ -86,9 +88,9 @@ def main(
             bar.update()
 
         if paper_table:
-            measured = measure_paper_models(engines, setting, rounds, memory, out, progress)
+            measured = measure_paper_models(engines, setting, rounds, not no_memory, out, progress)
         else:
-            measured = measure(candidates, setting, rounds, candidates if memory else (), progress)
+            measured = measure(candidates, setting, rounds, () if no_memory else candidates, progress)
 
     settings = setting.describe()
     content = jsonlib.dumps({"setting": settings, "measurements": [m.to_json() for m in measured]}, indent=2)

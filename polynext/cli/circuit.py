@@ -12,23 +12,26 @@ if TYPE_CHECKING:
     from polynext.circuit.graph import Circuit
 
 
-def main(model: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", json: bool = False) -> None:
+def main(network: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", json: bool = False) -> None:
     """Show a fully polynomial model as an arithmetic circuit, and what its rewrites save.
 
     A level is a rescale on the longest path. CKKS needs a prime for each level, and the cost of every operation grows
     with the number of primes.
 
     Args:
-        model: a fully polynomial model; `polynext models '*_bn'` lists them.
-        json: print JSON for programs.
+        network: a fully polynomial model, which `polynext models '*_bn'` lists, the folder of a training run, a weights
+            file, or a shipped network: mnist, digits, cifar10.
+        json: print JSON.
     """
     from polynext.circuit.lowering import lower
     from polynext.circuit.rewrites import expand_sums, factor_sums, merge_linear_maps
-    from polynext.models import create_model, list_models
+    from polynext.models import list_models
+    from polynext.runs import bare, load_run
 
-    if model not in list_models(fully_polynomial=True):
-        raise PolyNeXtError(f"{model!r} is not a fully polynomial model: `polynext models '*_bn'` lists them.")
-    lowered = lower(create_model(model).eval())
+    run = load_run(network)
+    if bare(run.name) not in list_models(fully_polynomial=True):
+        raise PolyNeXtError(f"{network!r} is not fully polynomial: `polynext models '*_bn'` lists the models that are.")
+    lowered = lower(run.model)
     factored = factor_sums(lowered)
     merged = merge_linear_maps(factored)
     expanded = expand_sums(merged)
@@ -42,11 +45,11 @@ def main(model: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", json
     found = [summary(name, circuit, shared) for name, circuit, shared in stages]
     degree, depth = lowered.degree(), lowered.multiplicative_depth()
     if json:
-        record = {"model": model, "degree": degree, "multiplicative_depth": depth, "rewrites": found}
+        record = {"model": run.tagged_name, "degree": degree, "multiplicative_depth": depth, "rewrites": found}
         print(jsonlib.dumps(record, indent=2))
         return
     shown = str(degree) if degree < 10**6 else f"2^{degree.bit_length() - 1}"
-    print(f"{model}: a polynomial of degree {shown} and multiplicative depth {depth}\n")
+    print(f"{run.tagged_name}: a polynomial of degree {shown} and multiplicative depth {depth}\n")
     rows = [[str(stage[column]) for column in COLUMNS] for stage in found]
     print(table(("circuit", "linear maps", "sums", "products", "levels"), rows))
 

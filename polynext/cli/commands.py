@@ -4,12 +4,13 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from polynext.errors import suggest
 
 WIDTH = 10
+FORMER_TRAINING = {"--rehearse": "--dry-run"}
 
 
 @dataclass(frozen=True)
@@ -20,21 +21,25 @@ class Command:
         purpose: its line in the help.
         place: a function as `module:attribute`. Its parameters become options, and an integer that it returns the exit
             status. Or an object whose `run` parses the arguments.
+        former: former names of options, which still work, and their names now.
     """
 
     purpose: str
     place: str
+    former: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, name: str, arguments: Sequence[str]) -> int:
         module, attribute = self.place.split(":")
         target: Any = getattr(importlib.import_module(module), attribute)
+        for argument in arguments:
+            if (option := argument.split("=")[0]) in self.former:
+                print(f"{name}: {option} is now {self.former[option]}", file=sys.stderr)
+        arguments = renamed(arguments, self.former)
         if hasattr(target, "run"):
-            return target.run(list(arguments))
+            return target.run(arguments)
         import tyro
 
-        status = tyro.cli(
-            target, prog=name, args=list(arguments), config=(*readable_help(), tyro.conf.FlagCreatePairsOff)
-        )
+        status = tyro.cli(target, prog=name, args=arguments, config=(*readable_help(), tyro.conf.FlagCreatePairsOff))
         return status if isinstance(status, int) else 0
 
 
@@ -67,6 +72,12 @@ class Commands:
         return "\n".join([first, "", self.purpose, "", *listed, "", last])
 
 
+def renamed(arguments: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """The arguments with other names of options."""
+    split = [argument.partition("=") for argument in arguments]
+    return [names.get(option, option) + equals + value for option, equals, value in split]
+
+
 def readable_help() -> tuple[Any, ...]:
     """tyro's settings for all commands: options without `{None}|`, positional arguments by name instead of type."""
     from tyro.conf import DisallowNone, PositionalMetavarFromFieldName
@@ -74,11 +85,7 @@ def readable_help() -> tuple[Any, ...]:
     return DisallowNone, PositionalMetavarFromFieldName
 
 
-def with_options(message: str, by_config: bool = True) -> str:
-    """A message with its fields, which are in backticks, as command-line options.
-
-    Commands without a config have --root instead of --data.root.
-    """
-    if not by_config:
-        message = message.replace("`data.root`", "`root`")
+def with_options(message: str) -> str:
+    """A message with its fields, which are in backticks, as command-line options."""
+    message = message.replace("`data.root`", "`root`")  # which all commands have
     return re.sub(r"`([a-z_]+(?:\.[a-z_]+)*)`", lambda field: f"--{field[1].replace('_', '-')}", message)

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from polynext.cli.commands import readable_help, with_options
+from polynext.cli.commands import readable_help, renamed, with_options
 from polynext.config import LoopConfig, read_config, to_yaml
 from polynext.errors import PolyNeXtError
 from polynext.extras import require
@@ -22,6 +21,10 @@ if TYPE_CHECKING:  # imported when a command runs: --help needs no torch
     from polynext.training import Task
 
 AnyLoopConfig = TypeVar("AnyLoopConfig", bound=LoopConfig)
+
+# As commands without a config call them.
+SHORT = {"--data": "--data.name", "--root": "--data.root", "--workers": "--data.workers"}
+SHORT_HELP = "--data, --root and --workers are short for --data.name, --data.root and --data.workers."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,7 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
         default: the name of the default recipe.
         prefix: prefix of the run's folder.
         task: the task of a config and its processes.
+        adapt: the function from a config with options and the config before to the one that is run.
     """
 
     name: str
@@ -64,30 +68,27 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
     default: str
     prefix: str = ""
     task: Callable[[Any, "Processes"], "Task"]
+    adapt: Callable[[Any, Any], Any] = lambda config, before: config
 
     def run(self, arguments: list[str]) -> int:
         """Trains, and returns the exit status."""
         require("train")
         named = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-        if "--rehearse" in arguments:
-            warnings.warn("--rehearse is now --dry-run.", DeprecationWarning, stacklevel=2)
-            print(f"{self.name}: --rehearse is now --dry-run.", file=sys.stderr)
-            arguments = ["--dry-run" if argument == "--rehearse" else argument for argument in arguments]
-        config = self.starting_config(named, resumed_folder(arguments))
-        kind: Any = Options[type(config)]  # type: ignore[misc]
-        default = Options(config=config)
+        before = self.starting_config(named, resumed_folder(arguments))
+        kind: Any = Options[type(before)]  # type: ignore[misc]
         options = tyro.cli(
             kind,
-            args=arguments,
-            default=default,
+            args=renamed(arguments, SHORT),
+            default=Options(config=before),
             prog=self.name,
-            description=self.description,
+            description=f"{self.description}\n\n{SHORT_HELP}",
             config=readable_help(),
         )
+        config = self.adapt(options.config, before)
         if options.resume and options.out:
             raise PolyNeXtError(f"both --resume {options.resume} and --out were given: a resumed run keeps its folder.")
         if options.print_config:
-            print(to_yaml(options.config), end="")
+            print(to_yaml(config), end="")
             return 0
         from polynext.training import Interrupted, run
 
@@ -95,8 +96,8 @@ class ConfiguredCommand(Generic[AnyLoopConfig]):
         try:
             out = options.resume or options.out or Path("runs") / title
             if options.dry_run:
-                return self.dry_run(options.config, out)
-            run(partial(self.task, options.config), options.config, out, options.resume is not None, options.profile)
+                return self.dry_run(config, out)
+            run(partial(self.task, config), config, out, options.resume is not None, options.profile)
         except Interrupted as stop:
             print(f"{self.name}: {stop}", file=sys.stderr)
             return stop.exit_status

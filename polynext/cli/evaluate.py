@@ -33,7 +33,7 @@ def main(
     with the released ImageNet-C. The same command resumes an interrupted evaluation of such a set.
 
     Args:
-        network: folder of a training run, a weights file, or a model's name.
+        network: folder of a training run, a weights file, a model's name, or a shipped network: mnist, digits, cifar10.
         data: digits, cifar10, svhn, tiny-imagenet, folder, webdataset, imagenet, imagenet-real, imagenet-v2,
             imagenet-a, imagenet-r, imagenet-sketch, imagenet-c, or digits-c, cifar10-c and so on; by default the data
             that the network was trained on.
@@ -52,6 +52,7 @@ def main(
 
     with processes() as group:
         run = load_run(network, checkpoint, pretrained, group.device)
+        run.require_trained()
         target = out or result_file(run, data or run.data.name)
         require_place(target)
         partial = target.with_suffix(".partial.json")

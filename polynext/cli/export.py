@@ -1,5 +1,6 @@
 """`polynext export`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ def main(
     pretrained: bool = False,
     fold: bool = False,
     out: Path | None = None,
-    images: tuple[Path, ...] = (),
+    check_images: tuple[Path, ...] = (),
 ) -> None:
     """Export a network to a file that runs without polynext, for batches of any size, and check the file.
 
@@ -25,13 +26,13 @@ def main(
     onnxruntime. A difference above 1e-4 is an error. The file also contains the preprocessing of images.
 
     Args:
-        network: folder of a training run, file of weights, or name of a model, ours or timm's.
+        network: folder of a training run, a weights file, a model's name, or a shipped network: mnist, digits, cifar10.
         format: onnx, or torch for a torch.export program.
-        checkpoint: weights, ours or published; a run's best by default.
-        pretrained: download the model's published weights.
+        checkpoint: weights file; by default the best weights of a run.
+        pretrained: use the published weights of the model.
         fold: absorb constants into the weights first; only for models of this package.
         out: the file to write; the model's name with .onnx or .pt2 by default.
-        images: image files for the check; by default two photographs, or digits for one channel.
+        check_images: image files for the check; by default two photographs, or digits for one channel.
     """
     import torch
 
@@ -41,6 +42,8 @@ def main(
 
     run = load_run(network, checkpoint, pretrained)
     model = run.model
+    if run.weights == "untrained":
+        print(f"polynext export: {run.name} has no trained weights: its predictions are random.", file=sys.stderr)
     if fold:
         model = acceleration.fold(model)
     path = out or Path(f"{run.name}{SUFFIXES[format]}")
@@ -48,7 +51,7 @@ def main(
         raise PolyNeXtError(f"`out` is {path}: give a name that ends in {SUFFIXES[format]}, for format {format}.")
     require_place(path)
     preprocessing = run.preprocessing
-    opened = [open_picture(image) for image in images] or sample_images(preprocessing.channels)
+    opened = [open_picture(image) for image in check_images] or sample_images(preprocessing.channels)
     real = torch.stack([torch.from_numpy(preprocessing(image)) for image in opened])
     path.parent.mkdir(parents=True, exist_ok=True)
     export(model, preprocessing.input_size, path, format, preprocessing, run.classes)

@@ -25,7 +25,7 @@ def main(
     """Classify images: print the most likely classes of each. The exit status is 1 if an image could not be read.
 
     Args:
-        network: folder of a training run, a weights file, or a model's name.
+        network: folder of a training run, a weights file, a model's name, or a shipped network: mnist, digits, cifar10.
         images: image files, folders of them, or - for one image from standard input.
         checkpoint: weights file; by default the best weights of a run.
         pretrained: use the published weights of the model.
@@ -36,10 +36,7 @@ def main(
 
     require_at_least(1, top=top)
     run = load_run(network, checkpoint, pretrained)
-    if run.weights == "untrained":
-        raise PolyNeXtError(
-            f"{network} has no trained weights: give `checkpoint`, `pretrained` or the folder of a training run."
-        )
+    run.require_trained()
     status = 0
     for path in image_files(images):
         try:

@@ -10,7 +10,7 @@ import tyro
 from PIL import Image
 
 from polynext import paper
-from polynext.cli.commands import Command, Commands
+from polynext.cli.commands import FORMER_TRAINING, Command, Commands
 from polynext.cli.configured import ConfiguredCommand
 from polynext.errors import PolyNeXtError, preview, require_at_least
 from polynext.preprocessing import open_picture
@@ -193,7 +193,9 @@ commands = Commands(
     "polynext segment",
     "Semantic segmentation with UPerNet on any backbone.",
     {
-        "train": Command(f"train by a recipe: {', '.join(RECIPES)}, or the YAML of a run", f"{HERE}:training"),
+        "train": Command(
+            f"train by a recipe: {', '.join(RECIPES)}, or the YAML of a run", f"{HERE}:training", FORMER_TRAINING
+        ),
         "evaluate": Command("mIoU of a trained network, and IoU per class", f"{HERE}:evaluate_run"),
         "predict": Command("segment images, with a legend", f"{HERE}:predict_images"),
         "costs": Command("parameters and multiply-accumulates on any backbone", f"{HERE}:costs"),

@@ -1,5 +1,7 @@
 """`polynext train`."""
 
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polynext.cli.configured import ConfiguredCommand
@@ -26,10 +28,25 @@ def classification(config: "TrainConfig", group: "Processes") -> "Classification
     return Classification(config, group)
 
 
+def with_fitting_schedule(config: "TrainConfig", recipe: "TrainConfig") -> "TrainConfig":
+    """If --epochs leaves no room for the recipe's warmup and cooldown, they shrink in proportion."""
+    old = config.schedule
+    if old != recipe.schedule or not 1 <= config.epochs < old.warmup_epochs + old.cooldown_epochs:
+        return config
+    warmup, cooldown = (n * config.epochs // recipe.epochs for n in (old.warmup_epochs, old.cooldown_epochs))
+    print(
+        f"polynext train: for {config.epochs} of {recipe.epochs} epochs, the warmup is {warmup} and the cooldown "
+        f"{cooldown} epochs instead of {old.warmup_epochs} and {old.cooldown_epochs}.",
+        file=sys.stderr,
+    )
+    return replace(config, schedule=replace(old, warmup_epochs=warmup, cooldown_epochs=cooldown))
+
+
 training = ConfiguredCommand(
     name="polynext train",
     description=DESCRIPTION,
     recipe=recipe,
     default="digits",
     task=classification,
+    adapt=with_fitting_schedule,
 )

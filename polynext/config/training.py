@@ -161,8 +161,8 @@ class LoopConfig(Config):
     Attributes:
         ema: the averaged weights.
         batch_size: images of an optimiser step, over all processes and accumulated batches.
-        micro_batch: images that a process handles at once; gradients are accumulated up to batch_size. Segmentation
-            takes 0 for the whole share of the process.
+        micro_batch: most images that a process handles at once; gradients are accumulated up to batch_size.
+            Segmentation takes 0 for the whole share of the process.
         precision: precision of the forward pass in training: float32 or bf16 autocast. Evaluation is in float32.
         compile: compile the network with `polynext.compile`.
         seed: seed of all random numbers.
@@ -185,7 +185,8 @@ class LoopConfig(Config):
 
     def share(self, processes: int) -> tuple[int, int]:
         """Images that each process handles at once, and the number of such batches in a step."""
-        micro_batch = self.micro_batch or self.batch_size // processes
+        whole = self.batch_size // processes
+        micro_batch = min(self.micro_batch or whole, whole)
         if not micro_batch or self.batch_size % (micro_batch * processes):
             raise PolyNeXtError(
                 f"a batch of {self.batch_size} cannot be divided into {micro_batch} images for each of {processes} "

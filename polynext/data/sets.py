@@ -206,7 +206,9 @@ def read_timm(config: DataConfig, split: FileSplit) -> TimmExamples:
 
     names = {"train": "train", "test": "validation"}
     root, chosen = str(config.root or ""), config.name.removeprefix("timm:")
-    data = create_dataset(chosen, root=root, split=names[split], input_img_mode="")  # `TimmExamples` converts them
+    with reading(f"timm cannot read {config.name} with the root {root or 'none'}: check both."):
+        # `TimmExamples` converts the images
+        data = create_dataset(chosen, root=root, split=names[split], input_img_mode="")
     if not hasattr(data, "__getitem__"):
         raise PolyNeXtError(
             f"{config.name} is a stream: give a data set with random access, or its shards as webdataset."

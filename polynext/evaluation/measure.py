@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import polynext
 from polynext.acceleration import accelerate
-from polynext.data import DataConfig
+from polynext.data import DATA_SETS, DataConfig
 from polynext.distributed import Processes, alone
 from polynext.errors import PolyNeXtError, preview, require_at_least
 from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
@@ -54,6 +54,8 @@ def evaluate(
         raise PolyNeXtError(f"there is no evaluation set {name!r}: choose one of {', '.join(ALL_NAMES)}.")
     same_images = name.removesuffix("-c").removesuffix("-real") == own.name and name != "imagenet-c"
     place = replace(own, root=root or (own.root if same_images else None))
+    if root and (known := DATA_SETS.get(name.removesuffix("-c"))) and not known.needs_root:
+        raise PolyNeXtError(f"`root` is {root}, and {name} is part of the package: leave `root` out.")
     about = describe(run, name, place.root)
     accelerate(run.model)
     if name.endswith("-c"):
@@ -94,9 +96,12 @@ def evaluate_clean(
 ) -> dict[str, Any]:
     chosen = open_set(name, data)
     classes = chosen.examples.classes
-    if run.classes and name == run.data.name and tuple(classes) != run.classes:
+    known = run.classes or tuple(classes)
+    unnamed = [str(i) for i in range(len(classes))]  # as in a .npz file
+    other = name not in IMAGENETS and classes != unnamed and {*classes}.isdisjoint(known)
+    if other or (name == run.data.name and tuple(classes) != known):
         raise PolyNeXtError(
-            f"{name} has the classes {preview(classes, 3)} and the network {preview(run.classes, 3)}: "
+            f"{name} has the classes {preview(classes, 3)} and the network {preview(known, 3)}: "
             "evaluate it on data with its classes."
         )
     scores = score(run.model, chosen, group, batch_size, workers)

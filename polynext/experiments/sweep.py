@@ -12,14 +12,16 @@ import json
 import math
 import multiprocessing
 import os
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -163,8 +165,8 @@ def run_sweep(
     """Trains all runs that have no result yet.
 
     A run that fails, or whose process dies, gets an error as its result; the other runs continue. SIGINT and SIGTERM
-    let the current runs save their state before `KeyboardInterrupt` is raised. A script must call this function under
-    `if __name__ == "__main__":`, because the training processes import the script.
+    let the current runs save their state before `KeyboardInterrupt` is raised. A script that defines its own kind of
+    sweep must call this function under `if __name__ == "__main__":`, because the training processes import the script.
 
     Args:
         sweep: the settings.
@@ -189,7 +191,7 @@ def run_sweep(
             while any(shares) or running:
                 for share in filter(None, shares):
                     process = context.Process(target=run_trials, args=(sweep, share, out, threads))
-                    with idle_threads_give_way():
+                    with idle_threads_give_way(), script_not_imported(sweep):
                         process.start()
                     running[process] = share
                 wait([process.sentinel for process in running], timeout=POLL_SECONDS)
@@ -204,6 +206,21 @@ def run_sweep(
                 one.terminate()  # training saves its state first
             for one in running:
                 one.join()
+
+
+@contextmanager
+def script_not_imported(sweep: Sweep) -> Iterator[None]:
+    """While inside, new processes do not import the running script, unless it defines this kind of sweep.
+
+    A script that calls `run_sweep` without a guard would start the sweep again.
+    """
+    main = sys.modules["__main__"]
+    if type(sweep).__module__ != "__main__":
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def trials_left(trials: Sequence[Trial], status: int | None, out: Path) -> list[Trial]:

@@ -37,8 +37,8 @@ SHIPPED = ("cpolynext_mnist_bn.mnist", "cpolynext_nano_bn.digits", "cpolynext_ci
 
 
 def shipped_weights(name: str) -> Path | None:
-    """The shipped file for a model's name, with or without a tag; None if there is none."""
-    tags = [tagged for tagged in SHIPPED if name in (tagged, tagged.split(".")[0])]
+    """The shipped file for a model's name, with or without a tag, or for the tag alone; None if there is none."""
+    tags = [tagged for tagged in SHIPPED if name in (tagged, *tagged.split("."))]
     return WEIGHTS / f"{tags[0]}.safetensors" if tags else None
 
 

@@ -1,14 +1,25 @@
 """The command line: what it prints, what it returns, how it fails."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+import typing
+from importlib import import_module
 
 import pytest
+import tyro
+import yaml
+from PIL import Image
 
 from polynext.cli import COMMANDS, main
+from polynext.cli.commands import Commands
 from polynext.cli.completion import words
+from polynext.cli.encrypted.server import server_folder
+from polynext.cli.models import FILE, summarise
+from polynext.models import list_models
 from polynext.threads import idle_threads_give_way
 
 
@@ -22,6 +33,23 @@ def test_models_table(capsys) -> None:
         "apolynext_nano_bn",
     ]
     assert "fully polynomial" in lines[-1]
+
+
+def test_models_fit_a_terminal_and_show_weights_with_accuracy_and_licence(capsys) -> None:
+    assert main(["models"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 120
+    assert re.search(r"^cpolynext_nano_bn .* digits +98\.9  apache-2\.0$", text, re.M)
+    assert re.search(r"^cpolynext_small .* in1k +83\.9  apache-2\.0$", text, re.M)
+    assert re.search(r"^ +svhn +98\.1  apache-2\.0$", text, re.M)
+
+
+def test_the_shipped_counts_are_those_of_the_models() -> None:
+    """The names of all models, and all counts of the fast ones; counting the others takes ten seconds."""
+    shipped = json.loads(FILE.read_text())
+    assert [model["name"] for model in shipped] == list_models(), "run `python -m polynext.cli.models`"
+    small = [model for model in shipped if model["input_size"][-1] < 100]
+    assert small == [summarise(model["name"]) for model in small], "run `python -m polynext.cli.models`"
 
 
 def test_models_as_json(capsys) -> None:
@@ -38,11 +66,12 @@ def test_prior_models_have_a_degree_and_dropin_models_have_none(capsys) -> None:
     assert main(["models", "monet*"]) == 0
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split()[0] for row in rows] == ["monet_tiny", "monet_small", "monet_tiny_bn", "monet_small_bn"]
-    assert [row.split()[-3:] for row in rows[:2]] == [
-        ["activation-free", "73", "2^68"],
-        ["activation-free", "77", "2^72"],
+    assert [row.split()[-6:] for row in rows] == [
+        ["activation-free", "73", "2^68", "-", "77.0", "-"],
+        ["activation-free", "77", "2^72", "-", "81.3", "-"],
+        ["polynomial", "73", "2^68", "-", "77.7", "-"],
+        ["polynomial", "77", "2^72", "-", "-", "-"],
     ]
-    assert [row.split()[-3:] for row in rows[2:]] == [["polynomial", "73", "2^68"], ["polynomial", "77", "2^72"]]
     assert main(["models", "caformer*", "--json"]) == 0
     (caformer,) = json.loads(capsys.readouterr().out)
     assert caformer["kind"] == "polynomial mixers" and not caformer["fully_polynomial"]
@@ -86,22 +115,93 @@ def test_idle_threads_give_way_unless_the_user_says_otherwise(monkeypatch, set_b
     assert os.environ.get("OMP_WAIT_POLICY") == set_by_the_user
 
 
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [("train cpolynext_lowres_svhn", "--data.root"), ("evaluate cpolynext_nano --data svhn", "--root")],
-)
-def test_a_message_names_the_options_of_its_command(command: str, option: str, capsys) -> None:
+@pytest.mark.parametrize("command", ["train cpolynext_lowres_svhn", "evaluate digits --data svhn"])
+def test_a_message_names_an_option_of_its_command(command: str, capsys) -> None:
     assert main(command.split()) == 2
-    assert f"svhn needs {option}: give " in capsys.readouterr().err
+    assert "svhn needs --root: give " in capsys.readouterr().err
 
 
-# Their settings import the planner.
-SLOW_HELP = {"encrypted design", "encrypted fit"}
+@pytest.mark.parametrize("place", [["--data", "folder", "--root", "x"], ["--data.name=folder", "--root=x"]])
+def test_training_commands_call_their_data_as_the_others_do(place: list[str], capsys) -> None:
+    for command in (["train"], ["segment", "train"]):
+        assert main([*command, *place, "--workers", "3", "--print-config"]) == 0
+        data = yaml.safe_load(capsys.readouterr().out)["data"]
+        assert (data["name"], data["root"], data["workers"]) == ("folder", "x", 3)
+
+
+def functions(commands=COMMANDS, prefix: str = ""):
+    """The functions of all commands that have one; the options of the others are the fields of a config."""
+    for name, command in commands.items():
+        module, attribute = command.place.split(":")
+        target = getattr(import_module(module), attribute)
+        if isinstance(target, Commands):
+            yield from functions(target.commands, f"{name} ")
+        elif inspect.isfunction(target):
+            yield prefix + name, target
+
+
+def test_an_option_takes_the_same_in_every_command() -> None:
+    """A count is not a file elsewhere. --data of `reproduce` has several names, with their roots."""
+    found: dict[str, dict[str, str]] = {}
+    for command, function in functions():
+        for name, parameter in inspect.signature(function).parameters.items():
+            kind, *notes = typing.get_args(parameter.annotation) or [parameter.annotation]
+            if tyro.conf.Positional not in notes and (command, name) != ("reproduce", "data"):
+                kinds = {getattr(k, "__name__", str(k)) for k in typing.get_args(kind) or [kind]} - {"NoneType"}
+                found.setdefault(name, {})[command] = "|".join(sorted(kinds))
+    assert len(found["out"]) > 5
+    assert not {name: kinds for name, kinds in found.items() if len(set(kinds.values())) > 1}
+
+
+@pytest.mark.parametrize("network", ["digits", "cpolynext_nano_bn.digits"])
+def test_shipped_networks_work_in_every_command(network: str, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("L", (8, 8)).save("image.png")
+    expected = {
+        f"predict {network} image.png": "image.png: ",
+        f"evaluate {network}": "98.90",
+        f"circuit {network}": "a polynomial of degree 32",
+        f"export {network} --format torch --out network.pt2": "largest difference",
+        f"bench {network} --rounds 1 --no-memory": "cpolynext_nano_bn.digits",
+        f"encrypted plan {network}": "ring degree",
+    }
+    for command, text in expected.items():
+        assert main(command.split()) == 0, command
+        assert text in capsys.readouterr().out, command
+    assert str(server_folder(network)) == str(server_folder("digits"))
+
+
+def test_networks_without_weights_are_not_scored(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "cpolynext_nano", "--data", "digits"]) == 2
+    assert "cpolynext_nano has no trained weights: give --checkpoint, --pretrained" in capsys.readouterr().err
+    assert main(["export", "cpolynext_nano", "--format", "torch"]) == 0
+    assert "has no trained weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--root /nowhere", "--root is /nowhere, and digits is part of the package: leave --root out"),
+        ("--data cifar10-sample", "cifar10-sample has the classes airplane, automobile, bird"),
+    ],
+)
+def test_data_that_cannot_be_meant_is_refused(options: str, message: str, capsys) -> None:
+    assert main(["evaluate", "digits", *options.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_short_runs_and_small_batches_need_no_further_options(tmp_path, capsys) -> None:
+    small = ["--epochs", "1", "--batch-size", "16", "--data.limit", "64", "--out", str(tmp_path / "run")]
+    assert main(["train", *small]) == 0
+    captured = capsys.readouterr()
+    assert "best test accuracy" in captured.out
+    assert "for 1 of 60 epochs, the warmup is 0" in captured.err
 
 
 def test_help_needs_no_torch(capsys) -> None:
     """Importing it takes seconds. All commands are tried in one process."""
-    names = [name for name in words(COMMANDS) if name not in SLOW_HELP | {"segment", "encrypted"}]
+    names = [name for name in words(COMMANDS) if name not in ("segment", "encrypted")]
     code = f"""
 import contextlib, io, sys
 from polynext.cli import main

@@ -38,7 +38,7 @@ def completed(script: Path, line: str) -> list[str]:
         ("polynext pre", ["predict"]),
         ("polynext --v", ["--version"]),
         ("polynext encrypted ke", ["keygen"]),
-        ("polynext encrypted serve --key", ["--keys", "--key-memory", "--key-days"]),
+        ("polynext encrypted serve --key", ["--key-sets", "--key-memory", "--key-days"]),
         ("polynext predict runs/digits --t", ["--top"]),
         ("polynext predict ", []),  # files, which bash completes by itself
     ],

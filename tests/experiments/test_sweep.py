@@ -95,20 +95,32 @@ from pathlib import Path
 from polynext.experiments import run_sweep
 from polynext.experiments.ablation import AblationSweep
 
-sweep = AblationSweep("digits", steps=1, images=64)
+class OwnSweep(AblationSweep):
+    pass
+
+sweep = KIND("digits", steps=1, images=64)
 GUARDrun_sweep(sweep, sweep.trials(["addition"], seeds=1), Path("out"))
 """
 
 
-@pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__": '])
-def test_a_script_needs_a_main_guard(guard: str, tmp_path: Path) -> None:
-    """A run's process imports the script. Without the guard it would start the sweep again."""
-    (tmp_path / "script.py").write_text(SCRIPT.replace("GUARD", guard))
+@pytest.mark.parametrize(
+    ("kind", "guard", "works"),
+    [
+        ("AblationSweep", "", True),
+        ("OwnSweep", 'if __name__ == "__main__": ', True),
+        ("OwnSweep", "", False),
+    ],
+)
+def test_only_a_script_that_defines_its_sweep_needs_a_main_guard(
+    kind: str, guard: str, works: bool, tmp_path: Path
+) -> None:
+    """Then a run's process imports the script. Without the guard it would start the sweep again."""
+    (tmp_path / "script.py").write_text(SCRIPT.replace("GUARD", guard).replace("KIND", kind))
     ended = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     results = list(tmp_path.rglob("result.json"))
-    if guard:
+    if works:
         assert ended.returncode == 0 and len(results) == 2
     else:
         assert ended.returncode == 1 and not results

@@ -50,7 +50,7 @@ def test_the_tutorial(
     running = start(Path(serve[-1]))
     url = next(word for word in ask if word.startswith("http"))
     assert main([running.url if word == url else word for word in ask] + ["--keys", "keys"]) == 0
-    assert re.findall(r"\d +(cat|dog)", capsys.readouterr().out) == ["cat", "dog"]
+    assert re.findall(r" (cat|dog) +-?\d", capsys.readouterr().out) == ["cat", "dog"]
     run = polynext.load_run("runs/pictures/run")
     assert run.config is not None and run.config.encryption == Budget().encryption(SIZES[0])
 

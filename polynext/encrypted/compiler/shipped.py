@@ -54,8 +54,9 @@ SHIPPED = {each.name: each for each in (MNIST, DIGITS, CIFAR10)}
 
 
 def find_shipped(name: str) -> ShippedNetwork | None:
-    """The shipped network of this name, unless there is a file or folder of this name."""
-    return None if Path(name).exists() else SHIPPED.get(name)
+    """The shipped network of this name, such as mnist or cpolynext_mnist_bn.mnist; None if a file has this name."""
+    named = SHIPPED | {each.model: each for each in SHIPPED.values()}
+    return None if Path(name).exists() else named.get(name)
 
 
 def cache_folder(chosen: ShippedNetwork) -> Path:

@@ -1,21 +1,24 @@
 """`polynext encrypted fit`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from polynext.cli.encrypted import print_cost, show_planning
+from polynext.cli.encrypted.planning import print_cost, show_planning
 from polynext.encrypted.runtime.cost import mebibytes
-from polynext.experiments.fitting import SERVER, Budget, Proposal, choose, config_for, fit, folder_data, propose
 from polynext.tables import table
 
-BUDGET = Budget()
+if TYPE_CHECKING:
+    from polynext.experiments.fitting import Proposal
 
 
 def main(
     root: Annotated[Path, tyro.conf.Positional],
-    budget: Annotated[Budget, tyro.conf.OmitArgPrefixes] = BUDGET,
+    seconds: float = 20.0,
+    key_memory: int = 1024,
+    memory: int = 8192,
+    error: float = 1e-2,
     network: str = "",
     epochs: int = 0,
     only_propose: bool = False,
@@ -29,17 +32,21 @@ def main(
     Args:
         root: folder with one folder of images for each class, or with such folders in train and val. Without train and
             val, every fifth image of a class is for testing.
-        budget: what a prediction may take on this machine.
+        seconds: seconds of an encrypted prediction on one core of this machine.
+        key_memory: megabytes of rotation keys.
+        memory: megabytes of memory for the server's process.
+        error: largest error of the logits, relative to the largest logit.
         network: train this network, by its name in the table, without proposals.
         epochs: length of the training; by default it depends on the number of images.
         only_propose: end after the proposals.
         out: folder of the run and of the prepared server.
     """
-    data = folder_data(root)
+    from polynext.experiments.fitting import SERVER, Budget, choose, config_for, fit, folder_data, propose
+
+    data, budget = folder_data(root), Budget(seconds=seconds, key_memory=key_memory, memory=memory, error=error)
     proposals = []
     if not network:
-        for proposal in propose(data, budget, show_planning):
-            proposals.append(proposal)
+        proposals = list(propose(data, budget, show_planning))
         print(proposal_table(proposals))
     if only_propose:
         return
@@ -56,7 +63,7 @@ def main(
     print(f"\nServe it:\n    polynext encrypted serve {out / SERVER}")
 
 
-def proposal_table(proposals: list[Proposal]) -> str:
+def proposal_table(proposals: "list[Proposal]") -> str:
     rows = []
     for proposal in proposals:
         cost = proposal.cost
