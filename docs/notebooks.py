@@ -13,15 +13,29 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TUTORIALS = sorted((HERE / "tutorials").glob("*.md"))
+NEEDS = re.compile(r"`pip\s+install\s+'\.(\[\w+\])'\s*([^`]*)`")
 CODE = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 LOCAL = re.compile(r"\]\((?!http|#)([^)]+)\)")
-SITE = "https://github.com/polynext/polynext/blob/main/docs/tutorials/"
+REPOSITORY = "https://github.com/polynext/polynext"
+SITE = f"{REPOSITORY}/blob/main/docs/tutorials/"
+INSTALL = """import importlib.util
+
+if importlib.util.find_spec("polynext") is None:  # on Colab, for example
+    %pip install -q {packages}"""
 
 
 def notebook(tutorial: Path) -> str:
-    """A notebook with the tutorial's Python blocks as code cells, and everything else as text cells."""
-    parts = CODE.split(tutorial.read_text())
+    """A notebook with the tutorial's Python blocks as code cells, and everything else as text cells.
+
+    The first cell installs what the tutorial needs.
+    """
+    text = tutorial.read_text()
+    needs = NEEDS.search(text)
+    assert needs, f"{tutorial} does not say what to install"
+    packages = f"'polynext{needs[1]} @ git+{REPOSITORY}' {' '.join(needs[2].split())}".strip()
+    parts = CODE.split(text)
     cells = [cell(part.strip(), code=i % 2 == 1, number=i) for i, part in enumerate(parts) if part.strip()]
+    cells.insert(0, cell(INSTALL.format(packages=packages), code=True, number=len(parts)))
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
 

@@ -5,6 +5,8 @@ import functools
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,16 @@ def test_tutorials_run_as_notebooks(tutorial: Path, tmp_path: Path, monkeypatch)
     NotebookClient(content, timeout=None, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert (tmp_path / f"tutorial_{tutorial.stem}.png").is_file()
     assert (DOCS / "figures" / f"tutorial_{tutorial.stem}.png").is_file()
+
+
+def test_a_tutorial_runs_as_a_plain_script(tmp_path: Path, monkeypatch) -> None:
+    """This one starts processes, which must not run the script again."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "script.py").write_text("\n".join(blocks(DOCS / "tutorials" / "paper.md", "python")))
+    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("baseline ") == 1
+    assert (tmp_path / "tutorial_paper.png").is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -139,6 +151,21 @@ def test_published_versions_are_listed_the_newest_first(tmp_path: Path) -> None:
     for ref in ("main", "v0.9.0", "v0.10.0"):
         versions = publish(built, pages, ref)
     assert versions == ["0.10.0", "0.9.0", "latest"]
+
+
+def test_the_figures_of_the_decision_table_are_those_of_their_sources() -> None:
+    """The paper's for accuracy, those of docs/bench.md for cost and speed."""
+    rows = r"^\| `?([\w-]+)`? \| (.*) \|$"
+    measured: dict[str, list[str]] = {}
+    for model, cells in re.findall(rows, (DOCS / "bench.md").read_text(), flags=re.MULTILINE):
+        measured.setdefault(str(paper.timm_name(model)), cells.split(" | "))
+    found = re.findall(rows, (DOCS / "which.md").read_text().split("## Encrypted")[0], flags=re.MULTILINE)
+    table = {model: [cell.strip() for cell in cells.split("|")] for model, cells in found if cells.count("|") == 7}
+    assert len(table) == 10
+    for model, (top1, robust, *cost) in table.items():
+        published, ours = paper.accuracies()[model], measured[model]
+        assert (float(top1), robust) == (published["imagenet"], str(published.get("imagenet-a", "")))
+        assert cost == [ours[i] for i in (0, 1, 2, 4, 5, 11)], model
 
 
 def test_the_figures_in_the_readme_are_the_papers() -> None:

@@ -5,7 +5,6 @@ import io
 import os
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ in `~/.zshrc`. For fish: `polynext --completion fish > ~/.config/fish/completion
 def leaves(commands: dict[str, Command], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every command that has options."""
     for name, command in commands.items():
-        module, attribute = command.place.split(":")
-        target = getattr(import_module(module), attribute)
+        target = command.target()
         if isinstance(target, Commands):
             yield from leaves(dict(target.commands), (*prefix, name))
         else:

@@ -28,9 +28,13 @@ class Command:
     place: str
     former: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, name: str, arguments: Sequence[str]) -> int:
+    def target(self) -> Any:
+        """What is at its place."""
         module, attribute = self.place.split(":")
-        target: Any = getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
+
+    def run(self, name: str, arguments: Sequence[str]) -> int:
+        target = self.target()
         for argument in arguments:
             if (option := argument.split("=")[0]) in self.former:
                 print(f"{name}: {option} is now {self.former[option]}", file=sys.stderr)

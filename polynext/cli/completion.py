@@ -1,7 +1,6 @@
 """`polynext --completion SHELL`: a script that completes commands and options in bash, zsh or fish."""
 
 import contextlib
-import importlib
 import io
 import re
 from collections.abc import Mapping
@@ -25,8 +24,7 @@ def words(commands: Mapping[str, Command], prefix: str = "") -> Words:
     """The subcommands and options of these commands."""
     found: Words = {}
     for name, command in commands.items():
-        module, attribute = command.place.split(":")
-        target = getattr(importlib.import_module(module), attribute)
+        target = command.target()
         if isinstance(target, Commands):
             found[prefix + name] = list(target.commands)
             found |= words(target.commands, f"{prefix}{name} ")

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import typing
-from importlib import import_module
 
 import pytest
 import tyro
@@ -132,8 +131,7 @@ def test_training_commands_call_their_data_as_the_others_do(place: list[str], ca
 def functions(commands=COMMANDS, prefix: str = ""):
     """The functions of all commands that have one; the options of the others are the fields of a config."""
     for name, command in commands.items():
-        module, attribute = command.place.split(":")
-        target = getattr(import_module(module), attribute)
+        target = command.target()
         if isinstance(target, Commands):
             yield from functions(target.commands, f"{name} ")
         elif inspect.isfunction(target):

@@ -309,7 +309,7 @@ def test_evaluation_mistakes_are_messages(run: Path, tmp_path: Path, capsys: pyt
     for arguments, message in [
         (["nonesuch"], "is not a model, the folder of a run or a weights file"),
         ([str(run), "--data", "cats"], "there is no evaluation set 'cats'"),
-        (["cpolynext_tiny", "--data", "imagenet"], "imagenet needs its folder as --root"),
+        (["digits", "--data", "imagenet"], "imagenet needs its folder as --root"),
         (["cpolynext_tiny", "--checkpoint", str(run / "best.safetensors")], "holds weights of cpolynext_nano"),
         (["resnet18", "--checkpoint", str(tmp_path / "x.pt")], "there is no file"),
         ([str(run), "--batch-size", "0"], "batch-size is 0: give at least 1"),

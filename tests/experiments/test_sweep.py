@@ -117,7 +117,7 @@ def test_only_a_script_that_defines_its_sweep_needs_a_main_guard(
     """Then a run's process imports the script. Without the guard it would start the sweep again."""
     (tmp_path / "script.py").write_text(SCRIPT.replace("GUARD", guard).replace("KIND", kind))
     ended = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
     )
     results = list(tmp_path.rglob("result.json"))
     if works:
