@@ -4,6 +4,7 @@ import json
 import random
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -21,13 +22,17 @@ IDS = re.compile(r"[0-9a-f]{32}")
 
 @dataclass
 class HostileService:
-    """Answers every job at once with the client's own ciphertext. `overrides` are bodies of responses by path."""
+    """Answers every job at once with the client's own ciphertext. `overrides` are bodies of responses by path, and
+    `failures` how often a request, such as "GET /v1/jobs/ID/answer", gets status 503 before it succeeds."""
 
     description: dict[str, Any]
     summary: dict[str, Any]
     page: Path = PAGE
     overrides: dict[str, Any] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
     traffic: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)  # of the requests, in seconds since the epoch
+    closed: list[float] = field(default_factory=list)  # when connections ended
     parts: list[dict[str, Any]] = field(default_factory=list)
     ciphertexts: dict[str, bytes] = field(default_factory=dict)
     url: str = ""
@@ -97,15 +102,22 @@ def hostile(service: HostileService) -> Iterator[HostileService]:
                     body += self.rfile.read(size)
                     self.rfile.readline()
                 self.rfile.readline()
-            service.traffic.append(f"{self.command} {IDS.sub('ID', self.path)}")
+            request = f"{self.command} {IDS.sub('ID', self.path)}"
+            service.times.append(time.time())
+            service.traffic.append(request)
             kind, answer = service.answer(self.command, self.path, body)
-            self.send_response(200)
+            service.failures[request] = left = service.failures.get(request, 0) - 1
+            self.send_response(503 if left >= 0 else 200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
 
         do_GET = do_PUT = do_POST = do_DELETE = respond  # noqa: N815  (names of the standard library)
+
+        def finish(self) -> None:
+            service.closed.append(time.time())
+            super().finish()
 
         def log_message(self, *_: object) -> None:
             pass

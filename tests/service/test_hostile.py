@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
@@ -67,6 +68,57 @@ def test_requests_of_the_python_client_do_not_depend_on_the_image(seal_folder: P
         assert [line.split()[0] for line in outcomes[1]] == ["GET", "GET", "POST", "PUT", "GET", "GET", "DELETE"]
 
 
+# What decryption may yield: logits, logits beyond every limit, no numbers, or an error.
+RESULTS = {"logits": 1.0, "huge": 1e300, "nan": float("nan"), "error": None}
+FAILURES = ("nothing", "GET /v1/jobs/ID/events", "GET /v1/jobs/ID/answer", "DELETE /v1/jobs/ID")
+SLOW_DECRYPTION = 1.0  # seconds
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_the_python_client_is_silent_once_it_decrypts(seal_folder: Path, tmp_path: Path, failure: str) -> None:
+    """Whatever decryption yields, and however long it takes: all requests of a batch arrive before it starts, also
+    repeated ones, and the connections end without waiting for it."""
+    service = published(seal_folder)
+    service.description["parameters"].update(DEPTH_ZERO)
+    outcomes = []
+    with hostile(service):
+        client = connect(service.url, keys=tmp_path / "keys", progress=lambda step, share: None, timeout=PATIENCE)
+        client.predict(np.zeros((1, 1, 4, 4)))  # sends the keys
+        assert client.client is not None
+        for result in RESULTS.values():
+            for record in (service.traffic, service.times, service.closed):
+                record.clear()
+            service.failures = {failure: 1}
+            secret = SlowSecret(client.client.secret, result)
+            client.client.secret = secret
+            with suppress(PolyNeXtError):
+                client.predict(np.zeros((3, 1, 4, 4)))
+            assert max(service.times) < secret.started[0]
+            assert max(service.closed) < secret.started[0] + SLOW_DECRYPTION / 2
+            outcomes.append(sorted(service.traffic))  # the jobs of a batch run at the same time
+            client.client.secret = secret.secret
+    assert all(each == outcomes[0] for each in outcomes)
+    assert len(outcomes[0]) == 3 + 3 * 4 + (failure != "nothing")
+
+
+class SlowSecret:
+    """A secret key with slow decryption, which yields a value in all slots, or an error."""
+
+    def __init__(self, secret: Any, result: float | None):
+        self.secret, self.result, self.started = secret, result, list[float]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.secret, name)
+
+    def decrypt(self, ciphertext: Any) -> Any:
+        if not self.started:
+            self.started.append(time.time())
+            time.sleep(SLOW_DECRYPTION)
+        if self.result is None:
+            raise PolyNeXtError("this is not a ciphertext of this key.")
+        return np.full_like(self.secret.decrypt(ciphertext), self.result)
+
+
 # The same for the page, which reads fields that a service derives for it.
 PAGE_CHANGES: dict[str, Change] = {
     "nothing": lambda table: None,
@@ -101,6 +153,40 @@ def test_requests_of_the_page_do_not_depend_on_the_image(seal_folder: Path, tmp_
                 assert [line.split()[0] for line in outcomes[1]] == ["PUT", "GET", "GET", "DELETE"]
 
 
+@pytest.mark.skipif(bool(browser.missing()), reason=browser.missing() or "")
+@pytest.mark.xdist_group("page")
+def test_the_page_is_silent_once_it_decrypts(seal_folder: Path, tmp_path: Path) -> None:
+    """As in the test of the Python client, in Chromium."""
+    service = published(seal_folder)
+    Image.new("RGB", (4, 4)).save(tmp_path / "picture.png")
+    outcomes = []
+    with browser.browser() as context, hostile(service):
+        page = context.new_page()
+        page.goto(service.url)
+        visit_with(page, service, tmp_path / "picture.png")  # sends the keys
+        (vault,) = page.workers
+        for result in RESULTS.values():
+            vault.evaluate(SLOW_VAULT, [result and str(result), len(service.description["classes"])])
+            outcomes.append(visit_with(page, service, tmp_path / "picture.png"))
+            assert max(service.times) < vault.evaluate("started") / 1000
+        for failure in FAILURES[1:]:
+            service.failures = {failure: 1}
+            traffic = visit_with(page, service, tmp_path / "picture.png")
+            assert max(service.times) < vault.evaluate("started") / 1000
+            assert len(traffic) == len(outcomes[0]) + (not failure.startswith("DELETE"))
+    assert all(each == outcomes[0] for each in outcomes)
+
+
+SLOW_VAULT = f"""([result, classes]) => {{
+  self.vault.decrypt = async () => {{
+    self.started = Date.now()
+    while (Date.now() < self.started + 1000 * {SLOW_DECRYPTION});
+    if (result === null) throw new Error('this is not a ciphertext of this key.')
+    return Array(classes).fill(Number(result === 'nan' ? NaN : result))
+  }}
+}}"""
+
+
 def visit_with(page: Any, service: HostileService, picture: Path) -> list[str]:
     """The requests that follow when a user opens a picture and asks for its class."""
     ready = "/[0-9]/.test(document.querySelector('#fact-rotations').textContent)"
@@ -108,6 +194,7 @@ def visit_with(page: Any, service: HostileService, picture: Path) -> list[str]:
     if not page.evaluate(ready):
         return []  # the page refused the description
     service.traffic.clear()
+    service.times.clear()
     page.set_input_files("#file", picture)
     page.wait_for_selector("#sheet.filled")
     page.uncheck("#swap")

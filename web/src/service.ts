@@ -41,7 +41,7 @@ export class Refusal extends Error {
 
 const DISCONNECTED = new Refusal(0, 'disconnected', 'the server cannot be reached.', null)
 const TOO_LONG = new Error('the server sent a response that is too long.')
-const TIMEOUT = 60_000
+const [TIMEOUT, DELETE_TIMEOUT] = [60_000, 5_000]
 
 export class Service {
   token = ''
@@ -96,7 +96,8 @@ export class Service {
 
   /** Delete `keys/ID` or `jobs/ID`, also while the page closes. */
   async delete(what: string): Promise<void> {
-    await fetch(address(`v1/${what}`), { method: 'DELETE', headers: this.headers(), keepalive: true })
+    const signal = AbortSignal.timeout(DELETE_TIMEOUT)
+    await fetch(address(`v1/${what}`), { method: 'DELETE', headers: this.headers(), keepalive: true, signal })
   }
 
   /** Submit a job with an id chosen by the client. */

@@ -58,8 +58,8 @@ export class Session {
     const answer = await this.service.answer(job, mostAnswerBytes(this.spec))
     this.did('fetch', fetched, answer.length)
     this.job = undefined
-    void this.service.delete(`jobs/${job}`).catch(() => undefined)
-    return this.decrypt(answer) // last, so that no request depends on what it yields
+    await this.service.delete(`jobs/${job}`).catch(() => undefined)
+    return this.decrypt(answer) // after the last request has ended, so that none depends on what it yields or takes
   }
 
   /** Stop all work and delete the keys, here and on the server. */
