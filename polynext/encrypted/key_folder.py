@@ -43,6 +43,7 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise cannot_write(folder, error) from error
     try:
+        shutil.rmtree(folder / NEW, ignore_errors=True)  # of a process that was killed
         yield
     finally:
         lock.release()
@@ -53,7 +54,6 @@ def new_keys(folder: Path) -> Iterator[Path]:
     """A folder for new files, which move into `folder` together. The caller holds the lock."""
     new = folder / NEW
     try:
-        shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700, parents=True)
         yield new
         for name in (EVALUATION, CLIENT_SPEC, SECRET):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,18 +24,28 @@ pytestmark = [
 ROUNDS = [3, pytest.param(50, marks=pytest.mark.slow)]
 
 
-def launch(folders: Path, keys: Path) -> "subprocess.Popen[str]":
+@pytest.fixture
+def spec_file(spec: ClientSpec, tmp_path: Path) -> Path:
+    """A client spec with small keys, so that many can be made."""
+    parameters = replace(spec.parameters, ring_degree=2**13, prime_bits=(60, 60, 60))
+    image, result = (replace(layout, slots=parameters.slots) for layout in (spec.image_layout, spec.result_layout))
+    small = replace(spec, parameters=parameters, rotations=(1, 2, 4), image_layout=image, result_layout=result)
+    small.save(tmp_path / "client_spec.json")
+    return tmp_path / "client_spec.json"
+
+
+def launch(spec_file: Path, keys: Path) -> "subprocess.Popen[str]":
     """A process that makes or loads keys when it gets a line."""
-    command = [sys.executable, str(SCRIPT), str(folders / "server" / "client_spec.json"), str(keys)]
+    command = [sys.executable, str(SCRIPT), str(spec_file), str(keys)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_clients_that_start_at_once_share_their_keys(folders: Path, tmp_path: Path, rounds: int) -> None:
+def test_clients_that_start_at_once_share_their_keys(spec_file: Path, tmp_path: Path, rounds: int) -> None:
     for number in range(rounds):
-        processes = [launch(folders, tmp_path / str(number)) for _ in range(2 + number % 2)]
+        processes = [launch(spec_file, tmp_path / str(number)) for _ in range(2 + number % 2)]
         for process in processes:
             assert process.stdin is not None
             process.stdin.write("\n")
@@ -46,14 +57,14 @@ def test_clients_that_start_at_once_share_their_keys(folders: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_a_killed_keygen_can_be_repeated(folders: Path, tmp_path: Path, rounds: int) -> None:
+def test_a_killed_keygen_can_be_repeated(spec_file: Path, tmp_path: Path, rounds: int) -> None:
     """At random moments: afterwards there are keys that belong together, or none, and the next keygen works."""
-    process, start = launch(folders, tmp_path / "whole"), time.monotonic()
+    process, start = launch(spec_file, tmp_path / "whole"), time.monotonic()
     assert process.communicate("\n", timeout=300)[0].strip()
     took, chance, incomplete = time.monotonic() - start, random.Random(0), 0
     for number in range(rounds):
         keys = tmp_path / str(number)
-        process = launch(folders, keys)
+        process = launch(spec_file, keys)
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
@@ -61,7 +72,7 @@ def test_a_killed_keygen_can_be_repeated(folders: Path, tmp_path: Path, rounds: 
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=300)
         incomplete += not (keys / SECRET).exists()
-        again = launch(folders, keys)
+        again = launch(spec_file, keys)
         assert again.communicate("\n", timeout=300)[0].strip() and again.returncode == 0
         assert Client.load(keys) and not (keys / NEW).exists()
         shutil.rmtree(keys)
