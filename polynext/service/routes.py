@@ -263,8 +263,9 @@ async def metrics(service: ServiceArg, caller: CallerArg) -> Response:
 
 
 @operation.get("/docs", include_in_schema=False)
-async def docs(request: Request) -> HTMLResponse:
-    return HTMLResponse(reference_page(request.app.openapi()))
+async def docs(request: Request, service: ServiceArg) -> HTMLResponse:
+    network = next(iter(service.networks))
+    return HTMLResponse(reference_page(request.app.openapi(), str(request.base_url), network))
 
 
 @operation.api_route("/v1/offers{rest:path}", methods=["GET", "POST", "PUT", "DELETE"], include_in_schema=False)

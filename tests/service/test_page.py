@@ -182,6 +182,17 @@ def test_an_image_file(visit: Visit, tmp_path: Path) -> None:
 
 
 @in_browser
+def test_an_error_ends_with_the_next_picture(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    Image.new("L", (28, 28)).save(tmp_path / "whole.png")
+    page.set_input_files("#file", tmp_path / "broken.png")
+    page.wait_for_selector("#trouble:not([hidden])")
+    page.set_input_files("#file", tmp_path / "whole.png")
+    page.wait_for_selector("#trouble", state="hidden")
+
+
+@in_browser
 def test_the_page_works_with_the_keyboard_alone(visit: Visit) -> None:
     page = visit.page
     page.click("#clear")

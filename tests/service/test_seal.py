@@ -1,5 +1,6 @@
 """Services with the SEAL backend: files of other versions, and what the server can learn from them."""
 
+import re
 import socket
 import struct
 import threading
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from polynext.encrypted import connect, get_backend
 from polynext.encrypted.client import SECRET
@@ -193,3 +195,19 @@ def test_the_embedded_network_answers_encrypted_digits(start: Start, tmp_path: P
     assert client.client is not None
     assert np.abs(result.logits - wanted).max() < promised(client.client.spec.cost)
     assert result.labels == tuple(str(label) for label in wanted.argmax(axis=1))
+
+
+def test_the_documented_example_runs(
+    start: Start,
+    seal_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Image.new("L", (4, 4), 200).save("picture.png")
+    example = re.search(r'<code id="python">(.*?)</code>', start(seal_folder).http().get("/docs").text, re.DOTALL)
+    assert example is not None
+    exec(example[1], {})
+    assert capsys.readouterr().out in [f"('{name}',)\n" for name in "abc"]

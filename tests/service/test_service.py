@@ -239,6 +239,8 @@ def test_health_metrics_and_documentation(running: Running) -> None:
     assert "/v1/jobs/{job}" in description["paths"] and "Manifest" in description["components"]["schemas"]
     docs = http.get("/docs")
     assert "PUT /v1/jobs/{job}" in docs.text
+    for target in re.findall(r'href="(.*?)"', docs.text):
+        assert f'id="{target[1:]}"' in docs.text if target.startswith("#") else http.get(target).status_code == 200
     for response in (docs, http.get("/")):
         assert response.status_code == 200 and not re.search(r"(src|href)=\"?https?:", response.text)
         assert "default-src 'self'" in response.headers["content-security-policy"]

@@ -122,9 +122,10 @@ function leadText(spec: ClientSpec): string {
   )
 }
 
-/** Hide the answer of another picture. */
+/** Hide the answer to, and an error of, another picture. */
 function pictureChanged(): void {
   if (session && asked) showAnswer(session.spec, undefined)
+  if (session) showError(undefined)
   asked = false
   update()
 }
