@@ -50,7 +50,7 @@ docs: .venv/installed
 	@echo "build/docs/index.html"
 
 slow: .venv/installed .venv/native
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n auto --dist loadgroup
 
 # Installs the newest of everything, tests it, and writes its names and versions down if it passes.
 versions: .venv/python
