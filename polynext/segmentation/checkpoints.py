@@ -13,7 +13,9 @@ from polynext.models.checkpoints import read_checkpoint
 from polynext.models.published import HUB, StateDict, check_same_entries, rename_published
 from polynext.segmentation.upernet import UPerNet
 
+# Patterns of the owners of parameters in mmsegmentation, and our names.
 PARTS = {
+    r"backbone\.extra_norms\.(\d)": r"norms.\1",
     r"decode_head\.psp_modules\.(\d)\.1": r"head.pyramid.\1",
     r"decode_head\.bottleneck": "head.bottleneck",
     r"decode_head\.lateral_convs\.(\d)": r"head.lateral.\1",
@@ -54,21 +56,19 @@ def state_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def rename_segmentation(checkpoint: Mapping[str, Any]) -> StateDict:
     """A published segmentation checkpoint with our names. Unknown entries are an error."""
-    weights = {key: value for key, value in state_of(checkpoint).items() if isinstance(value, Tensor)}
     renamed: StateDict = {}
     backbone: StateDict = {}
     unknown = []
-    for key, value in weights.items():
-        if match := re.fullmatch(r"backbone\.extra_norms\.(\d)\.(weight|bias)", key):
-            renamed[f"norms.{match[1]}.{match[2]}"] = value
-        elif key.startswith("backbone."):
-            inner = key.removeprefix("backbone.")
-            if not inner.startswith(UNUSED):
-                backbone[inner] = value
-        elif name := head_name(key):
+    for key, value in state_of(checkpoint).items():
+        if not isinstance(value, Tensor):
+            continue
+        inner = key.removeprefix("backbone.")
+        if name := our_name(key):
             renamed[name] = value
-        else:
+        elif inner == key:
             unknown.append(key)
+        elif not inner.startswith(UNUSED):
+            backbone[inner] = value
     if unknown:
         raise PolyNeXtError(
             f"the checkpoint has entries that no UPerNet has: {preview(unknown)}. Give one of the authors' files."
@@ -76,16 +76,10 @@ def rename_segmentation(checkpoint: Mapping[str, Any]) -> StateDict:
     return renamed | {f"backbone.model.{key}": value for key, value in rename_published(backbone).items()}
 
 
-def head_name(key: str) -> str | None:
-    owner, _, leaf = key.rpartition(".")
-    inner = ""
-    for theirs, ours in ((".conv", "conv."), (".bn", "norm.")):
-        if owner.endswith(theirs):
-            owner, inner = owner.removesuffix(theirs), ours
-            break
-    for pattern, name in PARTS.items():
-        if match := re.fullmatch(pattern, owner):
-            return f"{match.expand(name)}.{inner}{leaf}"
+def our_name(key: str) -> str | None:
+    for owner, ours in PARTS.items():
+        if match := re.fullmatch(rf"{owner}\.(?P<leaf>(conv\.|bn\.)?\w+)", key):
+            return f"{match.expand(ours)}.{match['leaf'].replace('bn.', 'norm.')}"
     return None
 
 

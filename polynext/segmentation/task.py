@@ -17,10 +17,10 @@ from polynext.data.loader import Labelled, Prepared, load, seed_everything
 from polynext.distributed import Processes
 from polynext.errors import PolyNeXtError
 from polynext.models import read_weights
+from polynext.models.network import Cell
 from polynext.models.published import check_same_entries
 from polynext.segmentation.config import SegmentationConfig
 from polynext.segmentation.data import IGNORED, Pairs, load_pairs
-from polynext.segmentation.gradients import limit_cell_gradients
 from polynext.segmentation.scores import SegmentationScores, score
 from polynext.segmentation.sliding import predict
 from polynext.segmentation.transforms import TestTransform, TrainingTransform
@@ -137,6 +137,23 @@ def load_backbone(model: UPerNet, path: Path) -> None:
     found = {key: given[name(key)] for key in expected if name(key) in given}
     check_same_entries(found, expected, "the backbone")
     model.backbone.load_state_dict(found)
+
+
+def limit_cell_gradients(model: nn.Module, limit: float) -> None:
+    """Scales the gradient at each cell's output down to this norm, if it is larger."""
+    cells = [module for module in model.modules() if isinstance(module, Cell)]
+    if not cells:
+        raise PolyNeXtError("`optimizer.clip_cells` needs a PolyNeXt backbone: this one has no cells.")
+
+    def limited(gradient: Tensor) -> Tensor:
+        return gradient * (limit / gradient.norm().clamp_min(limit))
+
+    def limit_output(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(limited)
+
+    for cell in cells:
+        cell.register_forward_hook(limit_output)
 
 
 def build_optimizer(model: nn.Module, config: SegmentationConfig) -> torch.optim.Optimizer:

@@ -7,7 +7,7 @@ from torch import nn
 import polynext
 from polynext.errors import PolyNeXtError
 from polynext.models.network import Cell
-from polynext.segmentation.gradients import limit_cell_gradients
+from polynext.segmentation.task import limit_cell_gradients
 
 
 def parameter_gradients(limit: float | None) -> list[torch.Tensor]:
