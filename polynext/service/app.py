@@ -90,7 +90,7 @@ def error_response(refusal: Refusal) -> JSONResponse:
     headers = {"Retry-After": f"{max(1, round(refusal.retry_after))}"} if refusal.retry_after is not None else {}
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(refusal.to_json(), refusal.status, headers)
+    return JSONResponse(refusal.body, refusal.status, headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:

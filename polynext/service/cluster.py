@@ -16,7 +16,6 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polynext.encrypted.key_folder import flush
 from polynext.errors import PolyNeXtError
 from polynext.service.inference import Assignment
 from polynext.service.settings import Settings
@@ -195,9 +194,7 @@ class RayWorkers(Workers):
             raise PolyNeXtError(result)
         ready = assignment.answer.with_suffix(".ready")
         ready.write_bytes(result)
-        flush(ready)
-        ready.replace(assignment.answer)
-        flush(assignment.answer.parent)
+        assignment.publish(ready)
 
     async def report(self, actor: Any, job: str, progress: ReportProgress) -> None:
         while True:

@@ -50,6 +50,12 @@ class Assignment:
     answer: Path
     dialect: str
 
+    def publish(self, ready: Path) -> None:
+        """Move a complete answer to its place, and wait until it is on disk."""
+        flush(ready)
+        ready.replace(self.answer)
+        flush(self.answer.parent)
+
 
 class LoadedNetwork:
     """A program with encoded weights. The keys come with each job, which uses `threads` threads, if the engine has
@@ -86,9 +92,7 @@ class LoadedNetwork:
         result.save(str(raw))
         self.ring.deliver(raw, ready, assignment.dialect)
         raw.unlink()
-        flush(ready)
-        ready.replace(assignment.answer)
-        flush(assignment.answer.parent)
+        assignment.publish(ready)
 
 
 class ProgressEvaluator:

@@ -2,19 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from polynext import __version__
 from polynext.encrypted.messages import Id, JobState, KeysState, Manifest, Name, NetworkSummary, PartState
 from polynext.service.connections import client_network
 from polynext.service.reference import reference_page
-from polynext.service.refusal import Refusal
-from polynext.service.schemas import ServiceInfo, errors
+from polynext.service.refusal import Refusal, errors
 from polynext.service.service import Service
 from polynext.service.settings import Caller, Tokens
 
@@ -227,6 +226,13 @@ async def delete_job(job: Id, service: ServiceArg, caller: CallerArg) -> None:
 
 
 # Operation
+
+
+class ServiceInfo(BaseModel):
+    name: Literal["polynext"] = "polynext"
+    version: str
+    token_required: bool
+    limits: dict[str, float]
 
 
 @operation.get("/v1/service", tags=["service"])

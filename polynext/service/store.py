@@ -32,6 +32,7 @@ from polynext.service.settings import Caller, Settings
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 State = Literal["queued", "running", "done", "failed", "expired"]
 ENDED = ("done", "failed", "expired")
+OPEN = "state IN ('queued', 'running')"
 
 LOST_ANSWER = "the server lost the answer: submit a new job."
 SCHEMA_VERSION = 1
@@ -145,7 +146,7 @@ class Store:
         for job in self.jobs_in("queued"):
             if not self.request(job.id).is_file():
                 self.end(job.id, "failed", "the server lost the request: submit a new job.")
-        known = {id for (id,) in self.read("SELECT id FROM jobs UNION SELECT id FROM keys")}
+        known = self.first_column("SELECT id FROM jobs UNION SELECT id FROM keys")
         for folder in [*self.keys.iterdir(), *self.jobs.iterdir()]:
             if folder.name not in known:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -167,9 +168,12 @@ class Store:
     def read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         return self.database.execute(query, values).fetchall()
 
-    def write(self, query: str, *values: Any) -> int:
+    def first_column(self, query: str, *values: Any) -> list[Any]:
+        return [row[0] for row in self.read(query, *values)]
+
+    def write(self, query: str, *values: Any) -> None:
         with self.writing():
-            return self.database.execute(query, values).rowcount
+            self.database.execute(query, values)
 
     def require_space(self, count: int) -> None:
         if shutil.disk_usage(self.folder).free < count + self.settings.free_disk:
@@ -217,8 +221,8 @@ class Store:
     def incoming(self, keys: str, name: str) -> Path:
         return self.keys / keys / f"{name}.incoming"
 
-    def complete(self, keys: KeySet) -> bool:
-        return all(self.part(keys.id, part.name).is_file() for part in keys.parts)
+    def complete(self, keys: KeySet | None) -> bool:
+        return keys is not None and all(self.part(keys.id, part.name).is_file() for part in keys.parts)
 
     def grow(self, keys: KeySet, size: int) -> None:
         """Count bytes of keys that arrive. If the disk is full, keys of the caller with the most bytes are deleted,
@@ -238,7 +242,7 @@ class Store:
         """The least recently used key set without open jobs of the caller with the most bytes, if that is more than
         the caller of `keys` would have."""
         rows = self.read("SELECT id, caller FROM keys ORDER BY used")
-        busy = {id for (id,) in self.read("SELECT keys FROM jobs WHERE state IN ('queued', 'running')")}
+        busy = self.first_column(f"SELECT keys FROM jobs WHERE {OPEN}")
         totals: Counter[str] = Counter()
         for id, caller in rows:
             totals[caller] += self.stored.get(id, 0)
@@ -295,9 +299,7 @@ class Store:
         if waiting >= self.settings.queue:
             raise Refusal(429, "queue_full", f"{waiting} jobs are in the queue: try again in {retry:.0f} s.", retry)
         ((mine, queued),) = self.read(
-            "SELECT count(*), coalesce(sum(state = 'queued'), 0) FROM jobs "
-            "WHERE caller = ? AND state IN ('queued', 'running')",
-            caller.name,
+            f"SELECT count(*), coalesce(sum(state = 'queued'), 0) FROM jobs WHERE caller = ? AND {OPEN}", caller.name
         )
         # The fuller the queue, the fewer slots a caller may have. With k busy callers each has a share of 1 / (k + 1),
         # and as much is left for those without jobs.
@@ -325,18 +327,15 @@ class Store:
 
     def position(self, job: Job) -> int:
         """The number of queued jobs before this one."""
-        ((before,),) = self.read(
-            "SELECT count(*) FROM jobs WHERE state = 'queued' AND (turn, created) < (?, ?)", job.turn, job.created
-        )
-        return before
+        query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND (turn, created) < (?, ?)"
+        return self.first_column(query, job.turn, job.created)[0]
 
     def start_next(self) -> Job | None:
         """Take the next job from the queue."""
-        for (id,) in self.read("SELECT id FROM jobs WHERE state = 'queued' ORDER BY turn, created LIMIT 1"):
-            self.write(
-                "UPDATE jobs SET state = 'running', started = ?, attempts = attempts + 1 WHERE id = ?", time.time(), id
-            )
-            return self.job(id)
+        for job in self.jobs_in("queued")[:1]:
+            query = "UPDATE jobs SET state = 'running', started = ?, attempts = attempts + 1 WHERE id = ?"
+            self.write(query, time.time(), job.id)
+            return self.job(job.id)
         return None
 
     def put_back(self, id: str, uncount: bool = False) -> None:
@@ -359,33 +358,28 @@ class Store:
 
     def expire(self) -> int:
         """Delete old answers, later their jobs, and unused keys. Returns how many were deleted."""
-        now = time.time()
-        old = now - self.settings.answer_seconds
-        answered = self.read("SELECT id FROM jobs WHERE state = 'done' AND finished < ?", old)
-        for (id,) in answered:
+        now, limits = time.time(), self.settings
+        answered = self.first_column(
+            "SELECT id FROM jobs WHERE state = 'done' AND finished < ?", now - limits.answer_seconds
+        )
+        for id in answered:
             self.write("UPDATE jobs SET state = 'expired' WHERE id = ?", id)
             shutil.rmtree(self.jobs / id, ignore_errors=True)
-        gone = self.read(
-            "SELECT id FROM jobs WHERE state IN ('failed', 'expired') AND finished < ?",
-            now - 2 * self.settings.answer_seconds,
-        )
-        for (id,) in gone:
+        query = "SELECT id FROM jobs WHERE state IN ('failed', 'expired') AND finished < ?"
+        gone = self.first_column(query, now - 2 * limits.answer_seconds)
+        for id in gone:
             self.delete_job(id)
-        unused = self.read(
-            "SELECT id FROM keys WHERE used < ? AND id NOT IN "
-            "(SELECT keys FROM jobs WHERE state IN ('queued', 'running'))",
-            now - self.settings.keys_seconds,
-        )
+        query = f"SELECT id FROM keys WHERE used < ? AND id NOT IN (SELECT keys FROM jobs WHERE {OPEN})"
+        unused = self.first_column(query, now - limits.keys_seconds)
+        silent = self.first_column("SELECT id FROM keys WHERE used < ?", now - limits.upload_seconds)
         abandoned = [
-            (keys.id,)
-            for (id,) in self.read("SELECT id FROM keys WHERE used < ?", now - self.settings.upload_seconds)
-            if (keys := self.key_set(id)) is not None
-            and not self.complete(keys)
-            and self.arrived.get(id, 0.0) < now - self.settings.upload_seconds
+            id
+            for id in silent
+            if self.arrived.get(id, 0.0) < now - limits.upload_seconds and not self.complete(self.key_set(id))
         ]
-        for (id,) in [*unused, *abandoned]:
+        for id in {*unused, *abandoned}:
             self.delete_keys(id)
-        return len(answered) + len(gone) + len(unused) + len(abandoned)
+        return len(answered) + len(gone) + len({*unused, *abandoned})
 
     def touch_keys(self, id: str) -> None:
         """Note that keys were used, or that bytes of them arrived."""
