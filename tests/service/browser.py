@@ -1,6 +1,7 @@
 """Chromium and the built page, if both are available."""
 
 import importlib.util
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -54,10 +55,12 @@ def browser(**options: Any) -> Iterator[Any]:
             context.close()
 
 
-THREE = [
-    (0.30, 0.22), (0.38, 0.13), (0.50, 0.10), (0.62, 0.14), (0.67, 0.25), (0.64, 0.37), (0.55, 0.45), (0.45, 0.48),
-    (0.58, 0.51), (0.68, 0.60), (0.71, 0.72), (0.65, 0.83), (0.53, 0.90), (0.40, 0.88), (0.28, 0.79),
-]  # fmt: skip
+def ellipse(x: float, y: float, across: float, down: float, degrees: range) -> list[tuple[float, float]]:
+    """Points of an ellipse around (x, y), clockwise from its right."""
+    return [(x + across * math.cos(math.radians(d)), y + down * math.sin(math.radians(d))) for d in degrees]
+
+
+THREE = [*ellipse(0.48, 0.28, 0.2, 0.18, range(-155, 90, 3)), *ellipse(0.47, 0.68, 0.24, 0.22, range(-90, 150, 3))]
 
 
 def draw(page: Any, line: list[tuple[float, float]]) -> None:
@@ -86,6 +89,7 @@ def ledger(page: Any) -> dict[str, tuple[int, int]]:
 def save_picture(page: Any, path: Path) -> None:
     """Save a screenshot of the top of the page, down to the end of the three panes."""
     page.evaluate("scrollTo(0, 0)")
+    page.mouse.move(0, 0)
     height = page.locator(".flow").bounding_box()["y"] + page.locator(".flow").bounding_box()["height"]
     clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height + 32}
     page.screenshot(path=path, clip=clip, full_page=True)

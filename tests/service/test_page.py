@@ -158,13 +158,12 @@ def test_digits_as_people_draw_them(visit: Visit) -> None:
 @pytest.mark.slow
 @in_browser
 def test_encrypted_digits_as_people_draw_them(visit: Visit) -> None:
-    wrong = []
-    for digit, number, drawing in drawn_digits.all_drawings():
-        visit.draw(drawing)
-        found = int(np.argmax(visit.ask()))
-        if found != int(digit):
-            wrong.append((digit, number, found))
-    assert len(wrong) <= 2, wrong
+    """Two drawings of each digit have the logits that they have in the clear, for which the test above is."""
+    chosen = [drawing for _, number, drawing in drawn_digits.all_drawings() if number < 2]
+    assert len(chosen) == 20
+    for drawing in chosen:
+        seen = visit.draw(drawing)
+        assert_close(visit.ask(), python_logits(seen))
 
 
 @in_browser

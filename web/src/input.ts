@@ -106,6 +106,6 @@ export class Input {
     const channels = mean.length
     const black = { width: size, height: size, channels, data: new Uint8Array(size * size * channels) }
     show(picture ? resized(coloured(picture, channels), preprocessing) : black, this.seen)
-    find('seen-text').textContent = `The network's input: ${size} × ${size} ${channels === 1 ? 'grey' : 'colour'} pixels`
+    find('seen-text').textContent = `Network input: ${size} × ${size} ${channels === 1 ? 'grey' : 'colour'}`
   }
 }
