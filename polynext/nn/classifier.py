@@ -1,10 +1,13 @@
 """Classification heads: a linear one on pooled features, and PolyHead, which multiplies before it pools."""
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import PointwiseConv2d
+from polynext.nn.placement import Placement
 
 
 class PooledClassifier(nn.Module):
@@ -18,26 +21,14 @@ class PooledClassifier(nn.Module):
     """
 
     def __init__(
-        self,
-        channels: int,
-        num_classes: int,
-        pool: str = "avg",
-        drop_rate: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, channels: int, num_classes: int, pool: str = "avg", drop_rate: float = 0.0, **dd: Unpack[Placement]
     ):
         super().__init__()
         self.channels = channels
         self.drop = nn.Dropout(drop_rate)
-        self.reset(num_classes, pool, device, dtype)
+        self.reset(num_classes, pool, **dd)
 
-    def reset(
-        self,
-        num_classes: int,
-        pool: str | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def reset(self, num_classes: int, pool: str | None = None, **dd: Unpack[Placement]) -> None:
         """Replaces W by an untrained one for `num_classes` classes, and the pooling if `pool` is given."""
         if pool is not None:
             if pool not in ("avg", "max", ""):
@@ -45,7 +36,7 @@ class PooledClassifier(nn.Module):
             self.pool = pool
         self.fc: nn.Module = nn.Identity()
         if num_classes > 0:
-            self.fc = nn.Linear(self.channels, num_classes, device=device, dtype=dtype)
+            self.fc = nn.Linear(self.channels, num_classes, **dd)
 
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         return self.classify(x, pre_logits)
@@ -80,17 +71,11 @@ class PolyHead(PooledClassifier):
     degree = 2
 
     def __init__(
-        self,
-        channels: int,
-        num_classes: int,
-        pool: str = "avg",
-        drop_rate: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, channels: int, num_classes: int, pool: str = "avg", drop_rate: float = 0.0, **dd: Unpack[Placement]
     ):
         super().__init__(2 * channels, 0, pool, drop_rate)
-        self.w_ab = PointwiseConv2d(channels, 4 * channels, device=device, dtype=dtype)
-        self.reset(num_classes, pool, device, dtype)
+        self.w_ab = PointwiseConv2d(channels, 4 * channels, **dd)
+        self.reset(num_classes, pool, **dd)
 
     def fuse(self, a: Tensor, b: Tensor) -> Tensor:
         return torch.addcmul(a, a, b)

@@ -1,6 +1,7 @@
 """Normalisation: LayerNorm for the main models, norms with running statistics for the fully polynomial ones."""
 
 from collections.abc import Callable
+from typing import Unpack
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
+from polynext.nn.placement import Placement
 
 MOMENTUM = 0.1  # weight of a new batch in the running statistics
 
@@ -22,15 +24,8 @@ class LayerNorm2d(nn.LayerNorm):
     Divides by a function of its input, so it is not a polynomial.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        eps: float = 1e-5,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__(channels, eps=eps, bias=bias, device=device, dtype=dtype)
+    def __init__(self, channels: int, eps: float = 1e-5, bias: bool = False, **dd: Unpack[Placement]):
+        super().__init__(channels, eps=eps, bias=bias, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 2, 3, 1)
@@ -88,24 +83,23 @@ class PositionNorm2d(RunningNorm):
         eps: float = 1e-5,
         beta: bool = False,
         initial_var: float = 1.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **dd: Unpack[Placement],
     ):
         super().__init__()
         self.size = (size[0], size[1])
         self.eps = eps
-        self.gamma_c = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
-        self.gamma_hw = nn.Parameter(torch.ones(self.size, device=device, dtype=dtype))
+        self.gamma_c = nn.Parameter(torch.ones(channels, **dd))
+        self.gamma_hw = nn.Parameter(torch.ones(self.size, **dd))
         if beta:
-            self.beta_c = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
-            self.beta_hw = nn.Parameter(torch.zeros(self.size, device=device, dtype=dtype))
+            self.beta_c = nn.Parameter(torch.zeros(channels, **dd))
+            self.beta_hw = nn.Parameter(torch.zeros(self.size, **dd))
         else:
             self.register_parameter("beta_c", None)
             self.register_parameter("beta_hw", None)
         self.running_mean: Tensor
         self.running_var: Tensor
-        self.register_buffer("running_mean", torch.zeros(self.size, device=device, dtype=dtype))
-        self.register_buffer("running_var", torch.full(self.size, initial_var, device=device, dtype=dtype))
+        self.register_buffer("running_mean", torch.zeros(self.size, **dd))
+        self.register_buffer("running_var", torch.full(self.size, initial_var, **dd))
 
     def affine(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         """A and B of `y = A x + B`, both (C, H, W), as Appendix C.5 collapses the norm."""
@@ -157,22 +151,16 @@ class RowSumNorm(RunningNorm):
     """
 
     def __init__(
-        self,
-        heads: int,
-        size: tuple[int, int],
-        keys: int | None = None,
-        eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, heads: int, size: tuple[int, int], keys: int | None = None, eps: float = 1e-6, **dd: Unpack[Placement]
     ):
         super().__init__()
         self.size = (size[0], size[1])
         self.eps = eps
         queries = self.size[0] * self.size[1]
-        self.gamma = nn.Parameter(torch.ones(heads, queries, device=device, dtype=dtype))
+        self.gamma = nn.Parameter(torch.ones(heads, queries, **dd))
         self.running_row_sum: Tensor
         # Attention weights are close to 1 at initialisation, so a row sums to about its number of keys.
-        start = torch.full((heads, queries), float(keys or queries), device=device, dtype=dtype)
+        start = torch.full((heads, queries), float(keys or queries), **dd)
         self.register_buffer("running_row_sum", start)
 
     def batch_row_sum(self, row_sum: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Shape letters: B batch, H and W feature map, N = H W tokens, h heads, d channels
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from polynext.errors import PolyNeXtError
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d
 from polynext.nn.neighbourhoods import existing_neighbours, gather_neighbours
 from polynext.nn.norm import LayerNorm2d, NormMaker, RowSumNorm
+from polynext.nn.placement import Placement
 from polynext.nn.windows import window_partition, window_reverse
 
 Normalisation = Literal["l1", "row_sum", "softmax"]
@@ -65,8 +66,7 @@ class PolyAttention(nn.Module):
         norm: NormMaker = LayerNorm2d,
         out_norm: NormMaker = nn.Identity,
         row_norm: NormMaker = RowSumNorm,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **dd: Unpack[Placement],
     ):
         super().__init__()
         if p < 1:
@@ -92,7 +92,6 @@ class PolyAttention(nn.Module):
         inner = heads * head_dim
         self.heads, self.p, self.normalisation = heads, p, normalisation
         self.window, self.neighbourhood, self.dilation = window, neighbourhood, dilation
-        dd: Any = {"device": device, "dtype": dtype}
         self.norm = norm(channels, **dd)
         self.w_qkv = PointwiseConv2d(channels, 2 * inner, **dd)
         self.k_q = DepthwiseConv2d(inner, inner, 5, **dd)
@@ -163,7 +162,7 @@ def check_neighbourhood(side: int | None, dilation: int, window: int | None) -> 
 class HeadScale(nn.Module):
     """`s q` with s = sigmoid(lambda), one per head: (B, H, W, h, d) to (B, H, W, h, d). Degree 1."""
 
-    def __init__(self, heads: int, start: float, **dd: Any):
+    def __init__(self, heads: int, start: float, **dd: Unpack[Placement]):
         super().__init__()
         self.logits = nn.Parameter(torch.full((heads,), math.log(start / (1 - start)), **dd))
 

@@ -1,12 +1,12 @@
 """PolyConv mixes positions by convolution."""
 
-from typing import Any
+from typing import Unpack
 
-import torch
 from torch import Tensor, nn
 
 from polynext.nn.conv import DepthwiseConv2d, PointwiseConv2d, init_kaiming
 from polynext.nn.norm import LayerNorm2d, NormMaker
+from polynext.nn.placement import Placement
 
 
 class PolyConv(nn.Module):
@@ -37,11 +37,9 @@ class PolyConv(nn.Module):
         coarse_kernel: int = 5,
         dilation: int = 2,
         norm: NormMaker = LayerNorm2d,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **dd: Unpack[Placement],
     ):
         super().__init__()
-        dd: Any = {"device": device, "dtype": dtype}
         hidden = int(channels * ratio)
         self.w_in = PointwiseConv2d(channels, hidden, **dd)
         self.k_coarse = DepthwiseConv2d(hidden, hidden, coarse_kernel, dilation=dilation, **dd)

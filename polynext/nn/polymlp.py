@@ -1,11 +1,13 @@
 """PolyMLP mixes channels."""
 
-import torch
+from typing import Unpack
+
 from torch import Tensor, nn
 
 from polynext.errors import PolyNeXtError
 from polynext.nn.conv import PointwiseConv2d, init_kaiming
 from polynext.nn.norm import LayerNorm2d, NormMaker
+from polynext.nn.placement import Placement
 
 
 class PolyMLP(nn.Module):
@@ -24,14 +26,7 @@ class PolyMLP(nn.Module):
 
     degree = 2
 
-    def __init__(
-        self,
-        channels: int,
-        ratio: float = 2.0,
-        norm: NormMaker = LayerNorm2d,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, channels: int, ratio: float = 2.0, norm: NormMaker = LayerNorm2d, **dd: Unpack[Placement]):
         super().__init__()
         both = int(channels * ratio)
         if both < 2 or both % 2:
@@ -39,9 +34,9 @@ class PolyMLP(nn.Module):
                 f"PolyMLP got channels={channels} and ratio={ratio}, a width of {both} for its two branches together: "
                 "choose a ratio that gives an even width of at least 2."
             )
-        self.w_ab = PointwiseConv2d(channels, both, device=device, dtype=dtype)
-        self.norm = norm(both // 2, device=device, dtype=dtype)
-        self.w_o = PointwiseConv2d(both // 2, channels, device=device, dtype=dtype)
+        self.w_ab = PointwiseConv2d(channels, both, **dd)
+        self.norm = norm(both // 2, **dd)
+        self.w_o = PointwiseConv2d(both // 2, channels, **dd)
         init_kaiming(self.w_ab, self.w_o)
 
     def forward(self, x: Tensor) -> Tensor:

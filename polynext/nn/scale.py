@@ -1,9 +1,12 @@
 """Sigmoid-Scale, which bounds each sublayer's contribution to the residual stream, and the alternatives of Table 4."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
+
+from polynext.nn.placement import Placement
 
 
 class ResidualScale(nn.Module):
@@ -33,15 +36,9 @@ class SigmoidScale(ResidualScale):
     `logits` holds one lambda for each sublayer of a cell; `index` selects it. Degree of f.
     """
 
-    def __init__(
-        self,
-        logits: float | Sequence[float] = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, logits: float | Sequence[float] = 0.0, **dd: Unpack[Placement]):
         super().__init__()
-        start = [logits] if isinstance(logits, int | float) else list(logits)
-        self.logits = nn.Parameter(torch.tensor(start, device=device, dtype=dtype or torch.get_default_dtype()))
+        self.logits = one_number_each(logits, **dd)
 
     def scales(self) -> Tensor:
         return self.logits.sigmoid()
@@ -53,15 +50,9 @@ class SigmoidScale(ResidualScale):
 class LearnableScale(ResidualScale):
     """`y = x + s_i * f(x)` with unbounded scalars: Sigmoid-Scale without its sigmoid."""
 
-    def __init__(
-        self,
-        scales: float | Sequence[float] = 0.5,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, scales: float | Sequence[float] = 0.5, **dd: Unpack[Placement]):
         super().__init__()
-        start = [scales] if isinstance(scales, int | float) else list(scales)
-        self.s = nn.Parameter(torch.tensor(start, device=device, dtype=dtype or torch.get_default_dtype()))
+        self.s = one_number_each(scales, **dd)
 
     def scales(self) -> Tensor:
         return self.s
@@ -70,19 +61,18 @@ class LearnableScale(ResidualScale):
 class LayerScale(ResidualScale):
     """`y = x + gamma_i * f(x)` with an unbounded scale for each channel and sublayer."""
 
-    def __init__(
-        self,
-        channels: int,
-        entries: int = 1,
-        start: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, channels: int, entries: int = 1, start: float = 1e-6, **dd: Unpack[Placement]):
         super().__init__()
-        self.gamma = nn.Parameter(torch.full((entries, channels), start, device=device, dtype=dtype))
+        self.gamma = nn.Parameter(torch.full((entries, channels), start, **dd))
 
     def scales(self) -> Tensor:
         return self.gamma
 
     def factors(self) -> Tensor:
         return self.gamma[:, :, None, None]
+
+
+def one_number_each(start: float | Sequence[float], **dd: Unpack[Placement]) -> nn.Parameter:
+    """A parameter with one number for each sublayer."""
+    numbers = [start] if isinstance(start, int | float) else start
+    return nn.Parameter(torch.tensor([float(number) for number in numbers], **dd))

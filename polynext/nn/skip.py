@@ -1,7 +1,11 @@
 """The multi-input skip connection: each cell receives the outputs of the two cells before it."""
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
+
+from polynext.nn.placement import Placement
 
 
 class MultiInputSkip(nn.Module):
@@ -10,10 +14,10 @@ class MultiInputSkip(nn.Module):
     Both inputs and the output are (B, C, H, W). Both scales start at 1. Degree 1.
     """
 
-    def __init__(self, channels: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None):
+    def __init__(self, channels: int, **dd: Unpack[Placement]):
         super().__init__()
-        self.s0 = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
-        self.s1 = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
+        self.s0 = nn.Parameter(torch.ones(channels, **dd))
+        self.s1 = nn.Parameter(torch.ones(channels, **dd))
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
         return torch.addcmul(self.s0[:, None, None] * older, self.s1[:, None, None], newer)
