@@ -21,8 +21,7 @@ from polynext.models.network import (
     StageConfig,
 )
 from polynext.models.published import PUBLISHED
-from polynext.models.small_baselines import SmallResNet
-from polynext.models.small_convformer import SmallConvFormer
+from polynext.models.small_baselines import SmallConvFormer, SmallResNet
 from polynext.models.variants import VARIANTS, ArchitectureChanges, Variant, create_variant
 
 __all__ = [
