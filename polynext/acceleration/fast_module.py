@@ -4,7 +4,8 @@ The replacement is applied from outside, in place, and can be undone. The state 
 not change.
 """
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -78,4 +79,13 @@ def restore(model: nn.Module) -> nn.Module:
                 module.__dict__.pop(name, None)
                 module._modules.pop(name, None)
             module.__class__ = module.plain  # type: ignore[assignment]
+    return model
+
+
+def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """A plain copy of a network with other modules: `replacement` returns the one for each, or the module itself."""
+    model = restore(copy.deepcopy(model))
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            setattr(module, name, replacement(child))
     return model

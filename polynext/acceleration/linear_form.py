@@ -1,11 +1,10 @@
 """1x1 convolutions as `nn.Linear`, which quantisation libraries support."""
 
-import copy
 from typing import Any
 
 from torch import Tensor, nn
 
-from polynext.acceleration.fast_module import restore
+from polynext.acceleration.fast_module import replace_modules
 from polynext.nn import PointwiseConv2d
 
 
@@ -25,9 +24,4 @@ class PointwiseLinear(nn.Module):
 
 def linear_form(model: nn.Module) -> Any:
     """A copy that computes the same with an `nn.Linear` for each 1x1 convolution."""
-    model = restore(copy.deepcopy(model))
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, PointwiseConv2d):
-                setattr(module, name, PointwiseLinear(child))
-    return model
+    return replace_modules(model, lambda part: PointwiseLinear(part) if isinstance(part, PointwiseConv2d) else part)

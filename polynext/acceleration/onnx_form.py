@@ -5,13 +5,12 @@ copy that takes as long as a product. So norms are over the second axis, and the
 are two convolutions.
 """
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polynext.acceleration.fast_module import restore
+from polynext.acceleration.fast_module import replace_modules
 from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d, PolyConv, PolyMLP
 
 
@@ -85,11 +84,7 @@ def with_weight(convolution: nn.Conv2d, weight: Tensor) -> nn.Conv2d:
 
 def onnx_form(model: nn.Module) -> nn.Module:
     """A copy of a network that computes the same, for export to ONNX."""
-    model = restore(copy.deepcopy(model))
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            setattr(module, name, onnx_part(child))
-    return model
+    return replace_modules(model, onnx_part)
 
 
 def onnx_part(module: nn.Module) -> nn.Module:
