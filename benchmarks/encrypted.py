@@ -33,7 +33,7 @@ from polynext.tables import table
 def network(stacks: int, images: Any) -> Any:
     import torch
 
-    from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+    from polynext.models import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 
     stage = StageConfig(width=16, cells=1, stacks=stacks, coarse_kernel=3)
     logits = tuple(np.linspace(1, -1, 4))

@@ -40,7 +40,7 @@ def network(name: str) -> tuple[Any, Any]:
     """A network, and the images of its statistics."""
     import torch
 
-    from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+    from polynext.models import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 
     shape, _, size = name.partition("@")
     sizes = [tuple(map(int, stage.split("x"))) for stage in shape.split("-")]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polynext.experiments.speed.timing import take_turns
 from polynext.memory import keep_freed_memory
-from polynext.models.network import PolyNeXt, PolyNeXtConfig
+from polynext.models import PolyNeXt, PolyNeXtConfig
 from polynext.models.polynext import LOWRES
 from polynext.nn import DepthwiseConv2d, LayerNorm2d, PointwiseConv2d
 

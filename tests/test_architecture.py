@@ -110,7 +110,10 @@ def test_every_package_is_known() -> None:
     assert {package_of(module) for module in FILES} == ALLOWED.keys() | BASE | FRONT - {"__init__"} | {"__init__"}
 
 
-@pytest.mark.parametrize("file", [*(ROOT / "nn").glob("*.py"), ROOT / "models" / "network.py"], ids=lambda f: f.name)
+FORMULAS = [*(ROOT / "nn").glob("*.py"), ROOT / "models" / "network.py", ROOT / "models" / "blocks.py"]
+
+
+@pytest.mark.parametrize("file", FORMULAS, ids=lambda f: f.name)
 def test_formulas_do_not_know_how_they_are_run(file: Path) -> None:
     words = ["torch.jit", "torch.compiler", "tracing", "autocast", "_apply", "logging", "device.type", "grad_enabled"]
     assert not [word for word in words if word in file.read_text()]

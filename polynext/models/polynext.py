@@ -9,7 +9,8 @@ from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs
 
-from polynext.models.network import Blocks, FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models.blocks import Blocks, FullyPolynomialBlocks, PolyNeXtConfig, StageConfig
+from polynext.models.network import PolyNeXt
 from polynext.models.published import HUB, PUBLISHED, SHIPPED, adapt_checkpoint, shipped_weights
 from polynext.models.registry import SUFFIXES, Kind, default_cfg, register
 from polynext.preprocessing import CIFAR10_MEAN, CIFAR10_STD

@@ -12,7 +12,7 @@ from timm.models import DefaultCfg, build_model_with_cfg, generate_default_cfgs
 from torch import Tensor, nn
 
 from polynext.models.backbone import Backbone
-from polynext.models.network import FullyPolynomialBlocks
+from polynext.models.blocks import FullyPolynomialBlocks
 from polynext.models.registry import SUFFIXES, default_cfg, register
 from polynext.nn import PooledClassifier, RunningNorm
 

@@ -13,9 +13,7 @@ from typing import Any, Literal
 from torch import nn
 
 from polynext.errors import PolyNeXtError, suggest
-from polynext.models.dropin import Maker, replace_mixers
-from polynext.models.factory import create_model, is_polynext
-from polynext.models.network import (
+from polynext.models.blocks import (
     Blocks,
     Downsampling,
     FullyPolynomialBlocks,
@@ -23,6 +21,8 @@ from polynext.models.network import (
     Size,
     StageConfig,
 )
+from polynext.models.dropin import Maker, replace_mixers
+from polynext.models.factory import create_model, is_polynext
 from polynext.models.polynext import CONFIGS, falling, halving
 from polynext.models.substitutes import (
     AddedHead,

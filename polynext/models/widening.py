@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from polynext.models.blocks import PolyNeXtConfig, StageConfig
 from polynext.models.costs import count_macs, count_parameters
-from polynext.models.network import PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models.network import PolyNeXt
 
 Cost = Literal["parameters", "macs"]
 

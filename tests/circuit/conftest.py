@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polynext.circuit.maps import Convolution, Gather, LinearMap, Scale
-from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 
 SIZE = 4  # of the feature maps of `layers`
 

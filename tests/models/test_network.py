@@ -7,8 +7,7 @@ from timm.models import group_parameters
 from torch import nn
 
 import polynext
-from polynext.models import FullyPolynomialBlocks
-from polynext.models.network import PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 
 
 def test_options_reach_the_network() -> None:

@@ -13,7 +13,7 @@ from polynext.encrypted import Limits, Plan, make_plan
 from polynext.encrypted.compiler.limits import DoesNotFitError
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.errors import PolyNeXtError
-from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from tests.circuit.conftest import with_statistics
 from tests.encrypted.conftest import SAME_EVERYWHERE, logits, run_clear
 

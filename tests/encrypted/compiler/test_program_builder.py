@@ -14,7 +14,7 @@ from polynext.encrypted.compiler.program_builder import build_program
 from polynext.encrypted.compiler.rotations import choose_rotations
 from polynext.encrypted.runtime.cost import estimate_cost
 from polynext.encrypted.runtime.parameters import Parameters
-from polynext.models.network import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
+from polynext.models import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from tests.circuit.conftest import with_statistics
 from tests.encrypted.conftest import SAME_EVERYWHERE, logits, run_clear, saved_and_loaded
 
