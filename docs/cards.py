@@ -166,7 +166,7 @@ SEAL's largest ring has about twenty:
 
 $depths
 
-`polynext circuit NAME` prints more details. Two networks made for encryption [ship with the package](index.md).""",
+`polynext circuit NAME` prints more details. Networks made for encryption [ship with the package](index.md).""",
         limits=LIMITS + "\n- They accept only images of 224 pixels, because their norms keep statistics per position.",
     ),
     "lowres": Family(

@@ -36,6 +36,7 @@ templates_path = ["templates"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 3
+smartquotes_action = "qe"  # not dashes: options begin with two hyphens
 
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
