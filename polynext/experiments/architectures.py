@@ -154,27 +154,16 @@ class ArchitectureSweep(Sweep):
 
 @dataclass(frozen=True)
 class ArchitectureResult:
-    """An architecture's accuracy after a short training, and its plans.
-
-    Attributes:
-        name: the name in the sweep.
-        stages: channels and positions of each stage, in words.
-        stacks: number of stacks in all stages.
-        parameters: number of parameters.
-        macs: multiply-accumulates for one image in cleartext.
-        accuracy: test accuracy in percent; None if the run has none.
-        plans: for each ring degree a cost estimate, or the reason why there is no plan.
-        problem: why there is neither accuracy nor plan; empty if there is.
-    """
+    """An architecture's accuracy after a short training, and its plans."""
 
     name: str
-    stages: str
-    stacks: int
+    stages: str  # channels and positions of each, in words
+    stacks: int  # in all stages
     parameters: int
-    macs: int
-    accuracy: float | None
-    plans: Sequence[dict[str, Any]]
-    problem: str
+    macs: int  # for one image in cleartext
+    accuracy: float | None  # in percent; None if the run has none
+    plans: Sequence[dict[str, Any]]  # for each ring degree a cost estimate, or the reason why there is no plan
+    problem: str  # why there is neither accuracy nor plan; empty if there is
 
     @property
     def plan(self) -> dict[str, Any] | None:

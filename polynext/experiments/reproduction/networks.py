@@ -143,16 +143,8 @@ def choose_weights(
 ) -> dict[str, Any] | str:
     """The arguments that select a network's weights: given, trained or published. A string says why there are none.
 
-    Args:
-        setup: has the given weights.
-        model: timm name of the model.
-        data: the data set to evaluate on.
-        config_type: the type of a run's config.
-        file_of: the network whose weights a given file has.
-        recipe_name: recipe that trains it; empty if there is none.
-        training_data: the recipe's data set.
-        folder: where to train it.
-        published: name of published weights; empty if there are none.
+    A given file has the weights of the network `file_of`. The recipe trains on `training_data` in `folder`. Without a
+    recipe or published weights, their names are empty.
     """
     if given := setup.weights.get(f"{model}:{data}", setup.weights.get(model)):
         if reason := mismatch(given, model, data, config_type):
