@@ -30,10 +30,11 @@ LARGER = [name for name in polynext.list_models() if name not in SMALL]
 
 
 def assert_same_function(model: nn.Module, x: torch.Tensor) -> None:
+    scripted, traced = torch.jit.script(model), torch.jit.trace(model, x)
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             expected = model(x)
-            for compiled in (torch.jit.script(model), torch.jit.trace(model, x)):
+            for compiled in (scripted, traced):
                 for _ in range(2):  # from its second run on, TorchScript optimises by what it saw in the first
                     torch.testing.assert_close(compiled(x), expected)
 
