@@ -129,10 +129,13 @@ class EmaConfig(Config):
     Attributes:
         decay: decay of each optimiser step; 0 for no average.
         start: share of the training after which the average starts.
+        statistics: the running statistics of averaged weights in fully polynomial networks. averaged: their average, as
+            in the paper's runs; estimated: measured on training images before each evaluation, which is more accurate.
     """
 
     decay: ShareBelowOne = 0.9999
     start: Share = 2 / 3
+    statistics: Literal["averaged", "estimated"] = "averaged"
 
 
 @dataclass(frozen=True, kw_only=True)

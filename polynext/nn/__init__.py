@@ -18,6 +18,7 @@ from polynext.nn.norm import (
     RunningNorm,
     SyncPositionNorm2d,
     SyncRowSumNorm,
+    estimate_statistics,
     freeze_statistics,
 )
 from polynext.nn.polyattention import PolyAttention
@@ -45,6 +46,7 @@ __all__ = [
     "SigmoidScale",
     "SyncPositionNorm2d",
     "SyncRowSumNorm",
+    "estimate_statistics",
     "freeze_statistics",
     "init_kaiming",
 ]

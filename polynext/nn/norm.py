@@ -1,6 +1,6 @@
 """Normalisation: LayerNorm for the main models, norms with running statistics for the fully polynomial ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Unpack
 
 import torch
@@ -55,6 +55,19 @@ def freeze_statistics(model: nn.Module) -> None:
     for norm in norms:
         norm.frozen = True
         norm.eval()
+
+
+@torch.no_grad()
+def estimate_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Sets the running statistics to the means over batches of images. Leaves the network in train mode."""
+    norms = [module for module in model.modules() if isinstance(module, RunningNorm)]
+    model.train()
+    for i, images in enumerate(batches):
+        for norm in norms:
+            norm.momentum = 1 / (i + 1)
+        model(images)
+    for norm in norms:
+        norm.momentum = MOMENTUM
 
 
 class PositionNorm2d(RunningNorm):

@@ -22,6 +22,7 @@ from polynext.config import LoopConfig, field_values, to_yaml
 from polynext.data.loader import batches, epoch_order, seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
+from polynext.nn import estimate_statistics
 from polynext.training.diagnostics import CellRecord, Diagnostics
 from polynext.training.folder import WEIGHTS, RunFolder, read_state
 from polynext.training.optimizer import restore_optimizer
@@ -31,6 +32,7 @@ from polynext.training.stopping import StopRequest
 from polynext.training.task import Task
 
 SKIPS_IN_A_ROW = 5
+STATISTICS_BATCHES = 50  # that running statistics are estimated on
 STATE_VERSION = 2
 
 
@@ -229,6 +231,8 @@ class TrainingLoop:
         last = best = figures[score]
         better = self.model
         if self.average is not None:
+            if self.config.ema.statistics == "estimated":
+                self.estimate_statistics(self.average.module)
             of_average = self.task.evaluate(self.average.module)
             figures |= {f"ema_{name}": figure for name, figure in of_average.items()}
             if of_average[score] > last:
@@ -238,6 +242,19 @@ class TrainingLoop:
         self.save_weights("last", self.model, last)
         self.progress.best = max(best, self.progress.best)
         return figures
+
+    def estimate_statistics(self, model: nn.Module) -> None:
+        """The running statistics of averaged weights, on the first training images of the last epoch."""
+        epoch, group = (self.progress.step - 1) // self.steps_in_an_epoch, self.group
+        numbers = range(min(STATISTICS_BATCHES, self.steps_in_an_epoch * self.accumulate))
+        order, share = epoch_order(self.task.images, self.config.seed, epoch), (group.rank, group.count)
+        examples, size = self.task.examples(epoch), self.micro_batch * group.count
+        loader = batches(examples, size, numbers, order, share, self.task.workers)
+        seed_everything(self.config.seed, self.progress.step)
+        # Compiling another program, for train mode without gradients, would take longer.
+        with self.autocast(), torch.compiler.set_stance("force_eager"):
+            estimate_statistics(model, (images.to(group.device) for images, _ in loader))
+        group.agree(model.buffers())
 
     def replace_lost_weights(self) -> None:
         """Evaluates the weights of a resumed run, and so saves them, if best.safetensors or last.safetensors is lost.

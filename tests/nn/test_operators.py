@@ -22,7 +22,9 @@ from polynext.nn import (
     PolyMLP,
     PositionNorm2d,
     RowSumNorm,
+    RunningNorm,
     SigmoidScale,
+    estimate_statistics,
 )
 
 SIZE = (6, 5)
@@ -290,3 +292,15 @@ def test_sigmoid_scale_bounds_the_branch(logits: list[float], data) -> None:
     added = scale(x, f, index) - x
     assert (added.abs() <= f.abs() + 1e-6).all()
     torch.testing.assert_close(added, f / (1 + math.exp(-logits[index])), rtol=1e-4, atol=1e-5)
+
+
+def test_estimated_statistics_are_means_over_batches() -> None:
+    norm = PositionNorm2d(3, (2, 2))
+    batches = [torch.randn(5, 3, 2, 2) + shift for shift in range(4)]
+    estimate_statistics(norm, batches)
+    means, variances = (
+        [f(x) for x in batches] for f in (lambda x: x.mean((0, 1)), lambda x: x.var((0, 1), correction=0))
+    )
+    torch.testing.assert_close(norm.running_mean, torch.stack(means).mean(0))
+    torch.testing.assert_close(norm.running_var, torch.stack(variances).mean(0))
+    assert norm.momentum == RunningNorm().momentum

@@ -265,8 +265,17 @@ def test_two_processes_give_the_losses_of_one(tmp_path, name: str, variant: str)
     assert two["train_loss"] == pytest.approx(one["train_loss"], abs=1e-4)
 
 
-def test_resuming_gives_the_weights_of_an_uninterrupted_run(tmp_path, monkeypatch) -> None:
-    config = short()
+# Muon, and statistics that are estimated for averaged weights, have a state of their own.
+FULLY_POLYNOMIAL = dict(
+    model=ModelConfig(name="cpolynext_nano_bn"),
+    optimizer=OptimizerConfig(name="muon", lr=4e-3),
+    ema=EmaConfig(decay=0.5, start=0.0, statistics="estimated"),
+)
+
+
+@pytest.mark.parametrize("changes", [{}, FULLY_POLYNOMIAL], ids=["layer norm", "fully polynomial"])
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(changes: dict, tmp_path, monkeypatch) -> None:
+    config = short(**changes)
     train(config, tmp_path / "whole", quiet=True)
 
     steps = 0
