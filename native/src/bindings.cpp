@@ -135,7 +135,7 @@ NB_MODULE(polynext_native, m) {
             if (select_kernels(name, 0)) names.emplace_back(name);
         return names;
     }, "The instruction sets of this machine that there are kernels for, the fastest first.");
-    m.def("release_memory", &release_memory, "Give unused buffers back to the system.");
+    m.def("release_memory", &release_memory, "Give unused memory back to the system.");
     m.def("memory_in_use", &memory_in_use, "Bytes of all live ciphertexts, plaintexts, keys and tables.");
 
     nb::class_<Ciphertext>(m, "Ciphertext", "Two polynomials over the first primes of the ring.")
@@ -145,7 +145,8 @@ NB_MODULE(polynext_native, m) {
         }, "SEAL's array: (2, primes, ring degree).");
     nb::class_<Plaintext>(m, "Plaintext", "One polynomial, for products.")
         .def_ro("primes", &Plaintext::primes)
-        .def_ro("compact", &Plaintext::compact);
+        .def_prop_ro("compact", &Plaintext::compact)
+        .def_prop_ro("nbytes", [](const Plaintext& p) { return p.words.size() * sizeof(u64); });
     nb::class_<Key>(m, "Key", "A key for products or for one rotation.")
         .def_ro("element", &Key::element)
         .def_ro("digits", &Key::digits);

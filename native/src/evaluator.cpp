@@ -12,12 +12,10 @@ namespace {
 // Rows of digits lie a little more than n words apart: at multiples of a power of two they would compete for the same lines
 // of the cache.
 constexpr std::size_t PADDING = 72;
-constexpr std::size_t TILE = 512;  // words of a row that stay in the first cache while several sums use them
+// Words of a row that stay in the first cache while several sums use them. A tile is on one side of a row's middle.
+constexpr std::size_t TILE = 512;
 
-// Of an integer between -q and q.
-u64 short_residue(std::int64_t integer, u64 q) { return u64(integer) + (q & u64(integer >> 63)); }
-
-// Of an integer of any size: the 53 bits of a double, times a power of two.
+// The residue of an integer of any size: the 53 bits of a double, times a power of two.
 u64 residue(double integer, u64 q) {
     int exponent;
     const u64 mantissa = u64(std::ldexp(std::frexp(std::fabs(integer), &exponent), 53));
@@ -36,6 +34,8 @@ void Evaluator::require_same_level(int a, int b) const {
                                     " primes: bring them to one level first");
 }
 
+std::size_t Evaluator::tile_words() const { return std::min(TILE, ring_->n / 2); }
+
 Ciphertext Evaluator::load(const u64* words, int primes) const {
     Ciphertext made = fresh(primes);
     copy(made.words.data(), words, made.words.size());
@@ -44,7 +44,9 @@ Ciphertext Evaluator::load(const u64* words, int primes) const {
 
 Plaintext Evaluator::load_plaintext(const u64* words, int primes) const {
     const std::size_t n = ring_->n;
-    Plaintext made{primes, false, 0, Words(primes * n)};
+    Plaintext made;
+    made.primes = primes;
+    made.words = Words(primes * n + EXPAND_MORE);
     ring_->threads.loop(primes, [&](int i) {
         ring_->kernels->prepare(made.words.data() + i * n, words + i * n, ring_->prime(i));
     });
@@ -53,40 +55,79 @@ Plaintext Evaluator::load_plaintext(const u64* words, int primes) const {
 
 Plaintext Evaluator::encode(const double* coefficients, int primes, bool compact) const {
     const std::size_t n = ring_->n;
-    double largest = 0;
-    for (std::size_t k = 0; k < n; k++) largest = std::max(largest, std::fabs(coefficients[k]));
-    if (compact && largest < 0x1p62) {
-        Plaintext made{primes, true, largest, Words(n)};
-        for (std::size_t k = 0; k < n; k++) made.words[k] = u64(std::int64_t(coefficients[k]));
-        return made;
+    Plaintext made;
+    made.primes = primes;
+    std::size_t places = n / LEAST_DEGREE;  // bits of the places of coefficients that are not zero
+    made.mirrored = true;
+    for (std::size_t k = 0; k < n; k++) {
+        made.largest = std::max(made.largest, std::fabs(coefficients[k]));
+        if (coefficients[k] != 0) places |= k;
+        if (k && coefficients[k] != -coefficients[n - k]) made.mirrored = false;
     }
-    Plaintext made{primes, false, largest, Words(primes * n)};
+    while (!(places >> made.shift & 1)) made.shift++;
+    const std::size_t count = n >> made.shift, length = made.row_words(n);
+    const bool is_long = made.largest >= 0x1p62;
+    if (!is_long) {
+        made.bytes = made.largest < 0x1p31 ? 4 : 8;
+        made.words = Words(count * made.bytes / 8);
+        for (std::size_t k = 0; k < count; k++) {
+            const auto coefficient = std::int64_t(coefficients[k << made.shift]);
+            if (made.bytes == 4)
+                reinterpret_cast<std::int32_t*>(made.words.data())[k] = std::int32_t(coefficient);
+            else
+                made.words[k] = u64(coefficient);
+        }
+        if (compact) return made;
+    }
+    Plaintext whole;
+    whole.primes = primes;
+    whole.shift = made.shift;
+    whole.mirrored = made.mirrored;
+    whole.words = Words(primes * length + EXPAND_MORE);
     ring_->threads.loop(primes, [&](int i) {
-        u64* row = made.words.data() + i * n;
-        const u64 q = ring_->prime(i).q;
-        if (largest < double(q))
-            for (std::size_t k = 0; k < n; k++) row[k] = short_residue(std::int64_t(coefficients[k]), q);
-        else
-            for (std::size_t k = 0; k < n; k++) row[k] = residue(coefficients[k], q);
-        ring_->kernels->forward(row, row, 0, ring_->prime(i));
-        ring_->kernels->prepare(row, row, ring_->prime(i));
+        u64* row = whole.words.data() + i * length;
+        if (!is_long) {
+            transform(row, made, i);
+            return;
+        }
+        const Prime& p = ring_->prime(i);
+        Words residues(count);
+        for (std::size_t k = 0; k < count; k++) residues[k] = residue(coefficients[k << made.shift], p.q);
+        ring_->kernels->forward_integers(row, residues.data(), 8, made.mirrored, p.reduced(made.shift));
     });
-    return made;
+    return whole;
 }
 
-// A row of a plaintext, prepared for products. Only a compact one uses the scratch memory.
-const u64* Evaluator::row_of(const Plaintext& plain, int prime, u64* scratch) const {
-    const std::size_t n = ring_->n;
-    if (!plain.compact) return plain.words.data() + prime * n;
-    const u64 q = ring_->prime(prime).q;
-    const bool is_short = plain.largest < double(q);
-    for (std::size_t k = 0; k < n; k++) {
-        const std::int64_t coefficient = std::int64_t(plain.words[k]);
-        scratch[k] = is_short ? short_residue(coefficient, q) : residue(double(coefficient), q);
+// A row of a compact plaintext, prepared for products.
+void Evaluator::transform(u64* row, const Plaintext& compact, int prime) const {
+    const Prime& p = ring_->prime(prime);
+    const Transform& reduced = p.reduced(compact.shift);
+    if (compact.largest < double(p.q)) {
+        ring_->kernels->forward_integers(row, compact.words.data(), compact.bytes, compact.mirrored, reduced);
+        return;
     }
-    ring_->kernels->forward(scratch, scratch, 0, ring_->prime(prime));
-    ring_->kernels->prepare(scratch, scratch, ring_->prime(prime));
-    return scratch;
+    Words residues(reduced.n);
+    const auto* shorts = reinterpret_cast<const std::int32_t*>(compact.words.data());
+    for (std::size_t k = 0; k < reduced.n; k++)
+        residues[k] = residue(double(compact.bytes == 4 ? shorts[k] : std::int64_t(compact.words[k])), p.q);
+    ring_->kernels->forward_integers(row, residues.data(), 8, compact.mirrored, reduced);
+}
+
+// A row of a plaintext as it is stored, prepared for products. A compact one is transformed into the scratch memory.
+const u64* Evaluator::row_of(const Plaintext& plain, int prime, Words& scratch) const {
+    const std::size_t length = plain.row_words(ring_->n);
+    if (!plain.compact()) return plain.words.data() + prime * length;
+    scratch = Words(length + EXPAND_MORE);
+    transform(scratch.data(), plain, prime);
+    return scratch.data();
+}
+
+// Words of a row with their repetitions. They must not be on both sides of the middle.
+const u64* Evaluator::expanded(u64* out, const Plaintext& plain, const u64* row, std::size_t at, std::size_t length) const {
+    if (!plain.repeats()) return row + at;
+    const bool backwards = plain.mirrored && at >= ring_->n / 2;
+    ring_->kernels->expand(out, row, at, length, plain.shift, backwards, ring_->n >> plain.shift);
+    return out;
 }
 
 // Except in exact mode, keys are permuted backwards here: digits can then be made before it is known by how much to rotate,
@@ -130,10 +171,15 @@ Ciphertext Evaluator::add_plain(const Ciphertext& a, const Plaintext& b) const {
     const std::size_t n = ring_->n;
     Ciphertext sum = fresh(a.primes);
     ring_->threads.loop(a.primes, [&](int i) {
-        const std::size_t at = i * n;
-        const u64* row = row_of(b, i, sum.words.data() + at);
-        ring_->kernels->restore(sum.words.data() + at, row, ring_->prime(i));
-        ring_->kernels->add(sum.words.data() + at, sum.words.data() + at, a.words.data() + at, ring_->prime(i));
+        u64* to = sum.words.data() + i * n;
+        Words scratch;
+        const u64* row = row_of(b, i, scratch);
+        if (b.repeats()) {
+            for (std::size_t at : {std::size_t(0), n / 2}) expanded(to + at, b, row, at, n / 2);
+            row = to;
+        }
+        ring_->kernels->restore(to, row, ring_->prime(i));
+        ring_->kernels->add(to, to, a.words.data() + i * n, ring_->prime(i));
     });
     const std::size_t half = a.primes * n;
     copy(sum.words.data() + half, a.words.data() + half, half);
@@ -150,57 +196,46 @@ std::vector<Ciphertext> Evaluator::sums(const std::vector<Terms>& sums) const {
         for (const auto& [factor, plain] : terms) {
             require_same_level(primes, factor->primes);
             require_same_level(primes, plain->primes);
-            compact |= plain->compact;
+            compact |= plain->compact();
         }
         made.push_back(fresh(primes));
     }
-    if (compact)
-        sums_of_rows(made, sums, primes);
-    else
-        sums_of_tiles(made, sums, primes);
-    return made;
-}
-
-// All sums go through a tile of the ciphertexts before the next tile is read: from memory come only the plaintexts.
-void Evaluator::sums_of_tiles(std::vector<Ciphertext>& made, const std::vector<Terms>& sums, int primes) const {
-    // A few tasks for each thread, whatever the number of primes.
-    const std::size_t n = ring_->n, tile = std::min(TILE, n), tiles = n / tile;
-    const int parts = std::max(1, 2 * ring_->threads.count() / std::max(primes, 1));
+    // A few tasks for each thread, whatever the number of primes; but each compact plaintext is transformed once.
+    const std::size_t tile = tile_words(), tiles = ring_->n / tile;
+    const int parts = compact ? 1 : std::max(1, 2 * ring_->threads.count() / std::max(primes, 1));
     ring_->threads.loop(primes * parts, [&](int task) {
         const int i = task / parts;
         const std::size_t start = task % parts * tiles / parts * tile, end = (task % parts + 1) * tiles / parts * tile;
-        std::vector<const u64*> c0, c1, plain;
-        for (std::size_t at = start; at < end; at += tile)
-            for (std::size_t s = 0; s < sums.size(); s++) {
-                c0.clear(), c1.clear(), plain.clear();
-                for (const auto& term : sums[s]) {
-                    c0.push_back(term.first->words.data() + i * n + at);
-                    c1.push_back(term.first->words.data() + (primes + i) * n + at);
-                    plain.push_back(term.second->words.data() + i * n + at);
-                }
-                ring_->kernels->plain_products(made[s].words.data() + i * n + at,
-                                               made[s].words.data() + (primes + i) * n + at, c0.data(), c1.data(),
-                                               plain.data(), int(plain.size()), tile, ring_->prime(i));
-            }
+        std::vector<std::vector<const u64*>> rows(sums.size());
+        for (std::size_t s = 0; s < sums.size(); s++) {
+            std::vector<Words> scratch(compact ? sums[s].size() : 1);
+            for (std::size_t t = 0; t < sums[s].size(); t++)
+                rows[s].push_back(row_of(*sums[s][t].second, i, scratch[compact ? t : 0]));
+            if (compact) sum_tiles(made[s], sums[s], rows[s], i, start, end);
+        }
+        // All sums go through a tile of the ciphertexts before the next tile is read: from memory come only the plaintexts.
+        for (std::size_t at = compact ? end : start; at < end; at += tile)
+            for (std::size_t s = 0; s < sums.size(); s++) sum_tiles(made[s], sums[s], rows[s], i, at, at + tile);
     });
+    return made;
 }
 
-// For compact plaintexts, whose rows are transformed for one sum at a time.
-void Evaluator::sums_of_rows(std::vector<Ciphertext>& made, const std::vector<Terms>& sums, int primes) const {
-    const std::size_t n = ring_->n;
-    ring_->threads.loop(primes, [&](int i) {
-        for (std::size_t s = 0; s < sums.size(); s++) {
-            Words scratch(sums[s].size() * (n + PADDING));
-            std::vector<const u64*> c0, c1, plain;
-            for (const auto& term : sums[s]) {
-                c0.push_back(term.first->words.data() + i * n);
-                c1.push_back(term.first->words.data() + (primes + i) * n);
-                plain.push_back(row_of(*term.second, i, scratch.data() + plain.size() * (n + PADDING)));
-            }
-            ring_->kernels->plain_products(made[s].words.data() + i * n, made[s].words.data() + (primes + i) * n,
-                                           c0.data(), c1.data(), plain.data(), int(plain.size()), n, ring_->prime(i));
+// One sum modulo one prime. `rows` are those of its plaintexts.
+void Evaluator::sum_tiles(Ciphertext& made, const Terms& terms, const std::vector<const u64*>& rows, int prime,
+                          std::size_t start, std::size_t end) const {
+    const std::size_t n = ring_->n, tile = tile_words(), count = terms.size();
+    const std::size_t first = prime * n, second = (made.primes + prime) * n;
+    Words repeated(count * tile);
+    std::vector<const u64*> c0(count), c1(count), plain(count);
+    for (std::size_t at = start; at < end; at += tile) {
+        for (std::size_t t = 0; t < count; t++) {
+            c0[t] = terms[t].first->words.data() + first + at;
+            c1[t] = terms[t].first->words.data() + second + at;
+            plain[t] = expanded(repeated.data() + t * tile, *terms[t].second, rows[t], at, tile);
         }
-    });
+        ring_->kernels->plain_products(made.words.data() + first + at, made.words.data() + second + at, c0.data(), c1.data(),
+                                       plain.data(), int(count), tile, ring_->prime(prime));
+    }
 }
 
 const BaseConversion& Evaluator::digit(int g, int primes) const {

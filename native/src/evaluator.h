@@ -16,12 +16,20 @@ struct Ciphertext {
     Words words;  // [2][primes][n]
 };
 
-// A compact plaintext is transformed each time it is used: it has the size of one row.
+// A plaintext is stored without repetitions. If its slots have a period, it is a polynomial in x^(2^shift), and 2^shift
+// neighbouring words of its transform are equal. If its slots are real, word n - 1 - i equals word i ("mirrored").
+//
+// A compact plaintext has coefficients instead of a row for each prime, and is transformed each time it is used.
 struct Plaintext {
     int primes;
-    bool compact;
-    double largest;  // size of a coefficient
-    Words words;     // [primes][n], prepared for products; if compact, n coefficients with signs
+    int shift = 0;
+    bool mirrored = false;
+    int bytes = 0;       // of a coefficient, if compact
+    double largest = 0;  // size of a coefficient, if compact
+    Words words;         // [primes][row_words(n)] and EXPAND_MORE, prepared for products; if compact, n >> shift coefficients
+    bool compact() const { return bytes; }
+    bool repeats() const { return shift || mirrored; }
+    std::size_t row_words(std::size_t n) const { return n >> shift >> mirrored; }
 };
 
 struct Key {
@@ -46,7 +54,7 @@ class Evaluator {
     Ciphertext load(const u64* words, int primes) const;
     Plaintext load_plaintext(const u64* words, int primes) const;
     // A plaintext from the coefficients of its polynomial, which are integers. It is compact if this is asked for and all
-    // of them have 62 bits.
+    // of them have at most 62 bits.
     Plaintext encode(const double* coefficients, int primes, bool compact) const;
     // Digits are arrays [2][data + special][n].
     Key load_key(u64 element, const std::vector<const u64*>& digits) const;
@@ -63,9 +71,12 @@ class Evaluator {
   private:
     int digit_count(int primes) const { return (primes + ring_->special - 1) / ring_->special; }
     int prime_of_row(int row, int primes) const { return row < primes ? row : ring_->data + row - primes; }
-    const u64* row_of(const Plaintext& plain, int prime, u64* scratch) const;
-    void sums_of_tiles(std::vector<Ciphertext>& made, const std::vector<Terms>& sums, int primes) const;
-    void sums_of_rows(std::vector<Ciphertext>& made, const std::vector<Terms>& sums, int primes) const;
+    std::size_t tile_words() const;
+    void transform(u64* row, const Plaintext& compact, int prime) const;
+    const u64* row_of(const Plaintext& plain, int prime, Words& scratch) const;
+    const u64* expanded(u64* out, const Plaintext& plain, const u64* row, std::size_t at, std::size_t length) const;
+    void sum_tiles(Ciphertext& made, const Terms& terms, const std::vector<const u64*>& rows, int prime, std::size_t start,
+                   std::size_t end) const;
     const BaseConversion& digit(int g, int primes) const;
     Words digits_of(const u64* polynomial, int primes) const;
     void digits_modulo(u64* out, const u64* digits, const u64* polynomial, int primes, int prime) const;

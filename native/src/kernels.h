@@ -26,6 +26,8 @@ struct Transform {
 // Keys are stored in blocks of this many words, so that all digits of a position lie together in memory.
 constexpr std::size_t KEY_BLOCK = 64;
 
+constexpr std::size_t EXPAND_MORE = 8;
+
 // The most terms of `forward_sum`.
 constexpr int MOST_TERMS = 16;
 
@@ -42,6 +44,9 @@ struct Kernels {
     // The transform of offset + sum of in[i] * factors[i]: a base conversion on the way.
     void (*forward_sum)(u64* out, const u64* const* in, const u64* factors, int count, u64 offset,
                         const Transform&);
+    // The transform of integers between -q and q, which have 4 or 8 bytes each, prepared for products. With `half`, only the
+    // first half of the transform.
+    void (*forward_integers)(u64* out, const void* in, int bytes, bool half, const Transform&);
     void (*inverse)(u64* data, const Transform&);
 
     void (*prepare)(u64* out, const u64* in, const Transform&);
@@ -62,6 +67,9 @@ struct Kernels {
     void (*add)(u64* out, const u64* a, const u64* b, const Transform&);
     // round(sum of in[i] / q[i]), for words below q[i].
     void (*rounded_sum)(u64* out, const u64* const* in, const double* reciprocals, int count, std::size_t n);
+    // Words `at` to `at` + `length` of a row whose words come in groups of 2^shift equal ones, of which `row` has one each;
+    // `backwards` from row[n - 1] on. Reads up to EXPAND_MORE words after the row.
+    void (*expand)(u64* out, const u64* row, std::size_t at, std::size_t length, int shift, bool backwards, std::size_t n);
     void (*permute)(u64* out, const u64* in, const std::int32_t* table, std::size_t n);
 };
 

@@ -170,6 +170,32 @@ struct Loops {
         });
     }
 
+    // The first half of a transform, whose words depend on the sums of the first butterflies only.
+    template <class Source>
+    static void forward_half_from(u64* out, const Transform& p, const Source& source) {
+        const Bounds b(p.q);
+        const std::size_t half = p.n / 2;
+        const Constant c = V::constant(p.forward.w[1], p.forward.quotient[1]);
+        for (std::size_t k = 0; k < half; k += W) {
+            Vec left = source(k), right = source(k + half);
+            butterfly<true>(left, right, c, b);
+            V::store(out + k, left);
+        }
+        forward_block(out, half, 2, 0, p, b);
+    }
+
+    static void forward_integers(u64* out, const void* in, int bytes, bool half, const Transform& p) {
+        const Vec q = V::set(p.q);
+        const auto transform = [&](const auto& source) {
+            half ? forward_half_from(out, p, source) : forward_from(out, p, source);
+        };
+        if (bytes == 4)
+            transform([=](std::size_t k) { return V::add(V::load_short(static_cast<const std::int32_t*>(in) + k), q); });
+        else
+            transform([=](std::size_t k) { return V::add(V::load(static_cast<const u64*>(in) + k), q); });
+        for (std::size_t k = 0; k < p.n >> half; k += W) V::store(out + k, V::prepare(V::load(out + k)));
+    }
+
     // ---- Inverse transform: Gentleman-Sande butterflies on words below LAZY q.
 
     static void inverse_butterfly(Vec& x, Vec& y, const Constant& c, const Bounds& b) {
@@ -403,13 +429,27 @@ struct Loops {
         }
     }
 
+    static void expand(u64* out, const u64* row, std::size_t at, std::size_t length, int shift, bool backwards,
+                       std::size_t n) {
+        const int words = W >> shift ? W >> shift : 1;  // of the row, for each vector
+        u64 numbers[W];
+        for (int i = 0; i < W; i++) numbers[i] = backwards ? words - 1 - (i >> shift) : i >> shift;
+        const Vec lanes = V::lanes(numbers);
+        for (std::size_t k = 0; k < length; k += W) {
+            const std::size_t first = (at + k) >> shift;
+            V::store(out + k, V::arrange(V::load(row + (backwards ? n - first - words : first)), lanes));
+        }
+    }
+
     static void permute(u64* out, const u64* in, const std::int32_t* table, std::size_t n) {
         for (std::size_t k = 0; k < n; k += W) V::store(out + k, V::gather(in, table + k));
     }
 
     static constexpr Kernels table(const char* name) {
-        return {name,    W,        V::QUOTIENT_BITS, V::LONGEST_PRIME,  forward, forward_sum,       inverse,  prepare,
-                restore, key_products, plain_products,  tensor, subtract_multiply, multiply, add, rounded_sum, permute};
+        return {name,        W,       V::QUOTIENT_BITS,  V::LONGEST_PRIME, forward,           forward_sum,
+                forward_integers, inverse, prepare,      restore,          key_products,      plain_products,
+                tensor,      subtract_multiply, multiply, add,             rounded_sum,       expand,
+                permute};
     }
 };
 

@@ -1,11 +1,11 @@
 #include "memory.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <new>
-#include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -15,36 +15,28 @@ namespace polynext {
 
 namespace {
 
-constexpr std::size_t PAGE = 4096, HUGE_PAGE = std::size_t(1) << 21;
+constexpr std::size_t LINE = 8;                              // words of a cache line
+constexpr std::size_t HUGE_PAGE = std::size_t(1) << 21;      // bytes
+constexpr std::size_t ARENA = std::size_t(1) << 25;          // words: 256 MB, of which only touched pages take memory
+constexpr std::size_t SMALL = 4096;                          // words; smaller buffers are the C library's
 
-// Large buffers start at different offsets within their pages. Kernels read the same place of dozens of buffers side by
-// side; at equal offsets these places would compete for the same lines of the cache.
-constexpr std::size_t OFFSETS = 64, OFFSET_WORDS = 72;
-
-struct Block {
-    void* start;
-    u64* words;
-};
+// Kernels read the same place of dozens of buffers side by side. At equal offsets within their pages these places would
+// compete for the same lines of the cache; with this many words between them, neighbours have different offsets.
+constexpr std::size_t GAP = 9 * LINE;
 
 std::mutex lock;
-std::map<std::size_t, std::vector<Block>> unused;
-std::map<u64*, void*> starts;
+std::map<u64*, std::size_t> arenas;      // start and words
+std::map<u64*, std::size_t> free_spans;  // neighbours are merged, so that buffers of any size can follow
 std::atomic<std::size_t> in_use{0};
-std::size_t next_offset = 0;
-
-// Sizes are rounded up, so that buffers of one level serve the next.
-std::size_t capacity(std::size_t count) {
-    std::size_t rounded = 64;
-    while (rounded < count) rounded += (rounded / 4 + 63) & ~std::size_t(63);
-    return rounded;
-}
 
 void* aligned(std::size_t bytes, std::size_t alignment) {
 #if defined(_WIN32)
-    return _aligned_malloc(bytes, alignment);
+    void* made = _aligned_malloc(bytes, alignment);
 #else
-    return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    void* made = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
 #endif
+    if (!made) throw std::bad_alloc();
+    return made;
 }
 
 void give_back(void* start) {
@@ -55,49 +47,96 @@ void give_back(void* start) {
 #endif
 }
 
+// Address sanitizers see overflows only between blocks of the C library.
+#if defined(__SANITIZE_ADDRESS__)
+bool has_span(std::size_t) { return false; }
+#else
+bool has_span(std::size_t count) { return count >= SMALL; }
+#endif
+
+std::size_t span_of(std::size_t count) { return (count + LINE - 1) / LINE * LINE + GAP; }
+
+void add_arena(std::size_t count) {
+    const std::size_t size = std::max(count, ARENA), bytes = size * sizeof(u64);
+    u64* start = static_cast<u64*>(aligned(bytes, HUGE_PAGE));
+#if defined(__linux__)
+    madvise(start, bytes, MADV_HUGEPAGE);
+#endif
+    arenas[start] = size;
+    free_spans[start] = size;
+}
+
+// The first span that is large enough: low addresses are reused first, so that few pages are touched.
+u64* take_span(std::size_t size) {
+    for (auto at = free_spans.begin(); at != free_spans.end(); ++at)
+        if (at->second >= size) {
+            u64* start = at->first;
+            const std::size_t rest = at->second - size;
+            free_spans.erase(at);
+            if (rest) free_spans[start + size] = rest;
+            return start;
+        }
+    return nullptr;
+}
+
+// Spans of different arenas are never merged: an arena is given back as a whole.
+void return_span(u64* start, std::size_t size) {
+    auto next = free_spans.lower_bound(start);
+    if (next != free_spans.end() && start + size == next->first && !arenas.count(next->first)) {
+        size += next->second;
+        next = free_spans.erase(next);
+    }
+    if (next != free_spans.begin() && !arenas.count(start)) {
+        const auto before = std::prev(next);
+        if (before->first + before->second == start) {
+            before->second += size;
+            return;
+        }
+    }
+    free_spans[start] = size;
+}
+
 }  // namespace
 
 u64* allocate_words(std::size_t count) {
-    const std::size_t size = capacity(count);
-    std::lock_guard<std::mutex> guard(lock);
-    in_use += size * sizeof(u64);
-    auto& same_size = unused[size];
-    if (!same_size.empty()) {
-        const Block block = same_size.back();
-        same_size.pop_back();
-        starts[block.words] = block.start;
-        return block.words;
+    u64* made;
+    if (!has_span(count)) {
+        made = static_cast<u64*>(aligned(count * sizeof(u64), LINE * sizeof(u64)));
+    } else {
+        const std::size_t size = span_of(count);
+        std::lock_guard<std::mutex> guard(lock);
+        made = take_span(size);
+        if (!made) {
+            add_arena(size);
+            made = take_span(size);
+        }
     }
-    const std::size_t offset = size >= 4096 ? next_offset++ % OFFSETS * OFFSET_WORDS : 0;
-    const std::size_t bytes = (size + offset) * sizeof(u64);
-    const std::size_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : PAGE;
-    void* start = aligned(bytes, alignment);
-    if (!start) {
-        in_use -= size * sizeof(u64);
-        throw std::bad_alloc();
-    }
-#if defined(__linux__)
-    if (alignment == HUGE_PAGE) madvise(start, bytes, MADV_HUGEPAGE);
-#endif
-    u64* words = static_cast<u64*>(start) + offset;
-    starts[words] = start;
-    return words;
+    in_use += count * sizeof(u64);
+    return made;
 }
 
 void free_words(u64* words, std::size_t count) {
-    const std::size_t size = capacity(count);
+    in_use -= count * sizeof(u64);
+    if (!has_span(count)) {
+        give_back(words);
+        return;
+    }
     std::lock_guard<std::mutex> guard(lock);
-    in_use -= size * sizeof(u64);
-    const auto found = starts.find(words);
-    unused[size].push_back({found->second, words});
-    starts.erase(found);
+    return_span(words, span_of(count));
 }
 
 void release_memory() {
     std::lock_guard<std::mutex> guard(lock);
-    for (auto& [size, blocks] : unused)
-        for (const Block& block : blocks) give_back(block.start);
-    unused.clear();
+    for (auto arena = arenas.begin(); arena != arenas.end();) {
+        const auto span = free_spans.find(arena->first);
+        if (span == free_spans.end() || span->second != arena->second) {
+            ++arena;
+            continue;
+        }
+        give_back(arena->first);
+        free_spans.erase(span);
+        arena = arenas.erase(arena);
+    }
 }
 
 std::size_t memory_in_use() { return in_use; }

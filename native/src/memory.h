@@ -1,4 +1,4 @@
-// Aligned buffers of words. Freed buffers are kept for reuse: touching fresh pages costs more than the arithmetic.
+// Aligned buffers of words. Freed memory is kept for buffers of any size: touching fresh pages costs more than the arithmetic.
 #pragma once
 #include <cstddef>
 #include <utility>
@@ -9,8 +9,8 @@ namespace polynext {
 
 u64* allocate_words(std::size_t count);
 void free_words(u64* words, std::size_t count);
-void release_memory();         // gives all unused buffers back to the system
-std::size_t memory_in_use();   // bytes, without unused buffers
+void release_memory();         // gives unused memory back to the system
+std::size_t memory_in_use();   // bytes of all buffers
 
 // A buffer that owns its memory. Its content is not initialised.
 class Words {

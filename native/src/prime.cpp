@@ -28,12 +28,10 @@ u64 smallest_primitive_root(u64 q, std::size_t n) {
 Prime::Prime(u64 prime, int log_n, const Kernels* kernels) {
     q = prime;
     n = std::size_t(1) << log_n;
-    const std::size_t width = kernels->width, block = width * width;
     const u64 root = smallest_primitive_root(q, n), roots[2] = {root, inverse_mod(root, q)};
     Twiddles* const tables[2] = {&forward, &inverse};
     for (int direction = 0; direction < 2; direction++) {
         Words &w = tables_[direction][0], &quotient = tables_[direction][1];
-        Words &tail_w = tables_[direction][2], &tail_quotient = tables_[direction][3];
         w = Words(n);
         quotient = Words(n);
         u64 power = 1;
@@ -42,22 +40,37 @@ Prime::Prime(u64 prime, int log_n, const Kernels* kernels) {
             w[at] = power;
             quotient[at] = shoup_quotient(power, q) >> (64 - kernels->quotient_bits);
         }
-        // Stage s within vectors has s factors for each lane.
-        tail_w = Words(n / block * width * (width - 1));
-        tail_quotient = Words(n / block * width * (width - 1));
-        std::size_t next = 0;
-        for (std::size_t b = 0; b < n / block; b++)
-            for (std::size_t s = 1; s < width; s *= 2)
-                for (std::size_t k = 0; k < s; k++)
-                    for (std::size_t lane = 0; lane < width; lane++, next++) {
-                        const std::size_t from = n / width * s + (b * width + lane) * s + k;
-                        tail_w[next] = w[from];
-                        tail_quotient[next] = quotient[from];
-                    }
-        *tables[direction] = {w.data(), quotient.data(), tail_w.data(), tail_quotient.data()};
+        *tables[direction] = {w.data(), quotient.data(), nullptr, nullptr};
+        make_tail(*tables[direction], n, kernels->width);
     }
     n_inverse = inverse_mod(n, q);
     n_inverse_last = multiply_mod(n_inverse, inverse.w[1], q);
+    // A smaller ring's root of unity is a power of this one's: its factors are the first ones here.
+    for (std::size_t length = n / 2; length >= LEAST_DEGREE; length /= 2) {
+        Transform smaller = *this;
+        smaller.n = length;
+        make_tail(smaller.forward, length, kernels->width);
+        reduced_.push_back(smaller);
+    }
+}
+
+// Stage s within vectors has s factors for each lane.
+void Prime::make_tail(Twiddles& tables, std::size_t length, std::size_t width) {
+    const std::size_t block = width * width, count = length / block * width * (width - 1);
+    Words tail_w(count), tail_quotient(count);
+    std::size_t next = 0;
+    for (std::size_t b = 0; b < length / block; b++)
+        for (std::size_t s = 1; s < width; s *= 2)
+            for (std::size_t k = 0; k < s; k++)
+                for (std::size_t lane = 0; lane < width; lane++, next++) {
+                    const std::size_t from = length / width * s + (b * width + lane) * s + k;
+                    tail_w[next] = tables.w[from];
+                    tail_quotient[next] = tables.quotient[from];
+                }
+    tables.tail_w = tail_w.data();
+    tables.tail_quotient = tail_quotient.data();
+    tails_.push_back(std::move(tail_w));
+    tails_.push_back(std::move(tail_quotient));
 }
 
 }  // namespace polynext

@@ -33,7 +33,7 @@ Ring::Ring(int log_n, const std::vector<u64>& data_primes, const std::vector<u64
       special(int(special_primes.size())),
       kernels(kernels_for(instruction_set, longest(data_primes, special_primes))),
       threads(thread_count) {
-    if (log_n < 8 || log_n > 17) throw std::invalid_argument("the ring degree must be 2^8 to 2^17");
+    if (n < LEAST_DEGREE || log_n > 17) throw std::invalid_argument("the ring degree must be 2^8 to 2^17");
     if (data < 1 || special < 1 || special >= MOST_TERMS)
         throw std::invalid_argument("there must be at least one data prime and 1 to 15 special primes");
     for (const auto* primes : {&data_primes, &special_primes})

@@ -16,6 +16,9 @@ struct Avx2 {
     static constexpr int SUM_LIMIT = 8;
 
     static Vec load(const u64* p) { return _mm256_loadu_si256(reinterpret_cast<const Vec*>(p)); }
+    static Vec load_short(const std::int32_t* p) {
+        return _mm256_cvtepi32_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
     static void store(u64* p, Vec v) { _mm256_storeu_si256(reinterpret_cast<Vec*>(p), v); }
     static Vec set(u64 x) { return _mm256_set1_epi64x(static_cast<long long>(x)); }
     static Vec add(Vec a, Vec b) { return _mm256_add_epi64(a, b); }
@@ -83,6 +86,11 @@ struct Avx2 {
         v[2] = _mm256_permute2x128_si256(a, c, 0x31);
         v[3] = _mm256_permute2x128_si256(b, d, 0x31);
     }
+    static Vec lanes(const u64* numbers) {  // of 32-bit halves, which is what AVX2 can arrange
+        const Vec low = _mm256_slli_epi64(load(numbers), 1);
+        return _mm256_or_si256(low, _mm256_slli_epi64(add(low, set(1)), 32));
+    }
+    static Vec arrange(Vec x, Vec lanes) { return _mm256_permutevar8x32_epi32(x, lanes); }
     static Vec gather(const u64* base, const std::int32_t* index) {
         const __m128i places = _mm_loadu_si128(reinterpret_cast<const __m128i*>(index));
         return _mm256_i32gather_epi64(reinterpret_cast<const long long*>(base), places, 8);

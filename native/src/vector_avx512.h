@@ -16,6 +16,9 @@ struct Avx512 {
     static constexpr int SUM_LIMIT = 8;
 
     static Vec load(const u64* p) { return _mm512_loadu_si512(p); }
+    static Vec load_short(const std::int32_t* p) {
+        return _mm512_cvtepi32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
     static void store(u64* p, Vec v) { _mm512_storeu_si512(p, v); }
     static Vec set(u64 x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
     static Vec add(Vec a, Vec b) { return _mm512_add_epi64(a, b); }
@@ -83,6 +86,8 @@ struct Avx512 {
             v[k + 4] = _mm512_shuffle_i64x2(b[k], b[k + 4], 0xDD);
         }
     }
+    static Vec lanes(const u64* numbers) { return load(numbers); }
+    static Vec arrange(Vec x, Vec lanes) { return _mm512_permutexvar_epi64(lanes, x); }
     static Vec gather(const u64* base, const std::int32_t* index) {
         const __m256i places = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(index));
         return _mm512_i32gather_epi64(places, reinterpret_cast<const long long*>(base), 8);

@@ -14,6 +14,7 @@ struct Scalar {
     static constexpr int SUM_LIMIT = 128;    // products that fit a Sum
 
     static Vec load(const u64* p) { return *p; }
+    static Vec load_short(const std::int32_t* p) { return u64(std::int64_t(*p)); }  // with its sign
     static void store(u64* p, Vec v) { *p = v; }
     static Vec set(u64 x) { return x; }
     static Vec add(Vec a, Vec b) { return a + b; }
@@ -41,6 +42,9 @@ struct Scalar {
         words[0] = low_word(s.total);
         words[1] = high_word(s.total);
     }
+    // Lane i of the result is lane numbers[i] of x.
+    static Vec lanes(const u64* numbers) { return *numbers; }
+    static Vec arrange(Vec x, Vec) { return x; }
     static Vec gather(const u64* base, const std::int32_t* index) { return base[*index]; }
 };
 

@@ -100,6 +100,43 @@ def test_compact_plaintexts_compute_the_same(instruction_set: str, threads: int)
         assert not e.encode(np.full(DEGREE, 2.0**62), 3, compact=True).compact
 
 
+def structured(degree: int, shift: int, mirrored: bool, largest: float) -> np.ndarray:
+    """Coefficients of a polynomial in x^(2^shift), and with real slots if it is mirrored."""
+    coefficients = np.zeros(degree)
+    numbers = np.random.default_rng(shift).uniform(-1, 1, degree >> shift)
+    coefficients[:: 1 << shift] = np.rint(largest * numbers)
+    if mirrored:
+        coefficients[degree // 2] = 0
+        coefficients[degree // 2 + 1 :] = -coefficients[1 : degree // 2][::-1]
+    return coefficients
+
+
+@pytest.mark.parametrize("largest", [2.0**15, 2.0**40, 2.0**70])
+def test_plaintexts_are_stored_without_repetitions(instruction_set: str, largest: float) -> None:
+    """A period of the slots, and slots that are real, save memory and change nothing."""
+    degree, primes = 1024, 2
+    data, special = ring(49, primes, degree=degree)
+    e = evaluator(instruction_set, data, special, degree, threads=2)
+    factor = random_words((2, primes, degree), data, random.Random(0))
+    loaded, q = e.load(factor), np.array(data, dtype=object)[:, None]
+    for shift in (0, 1, 2):
+        for mirrored in (False, True):
+            coefficients = structured(degree, shift, mirrored, largest)
+            words = np.stack([transform(np.array([int(c) % q for c in coefficients], dtype=object), q) for q in data])
+            product, total = factor.astype(object) * words[None], factor[0].astype(object) + words
+            length = degree >> shift >> mirrored
+            whole, compact = e.encode(coefficients, primes), e.encode(coefficients, primes, compact=True)
+            assert 0 <= whole.nbytes - 8 * primes * length <= 64
+            assert compact.compact == (largest < 2.0**62)
+            if compact.compact:
+                assert compact.nbytes == (4 if largest < 2.0**31 else 8) * (degree >> shift)
+            for plain in (whole, compact):
+                for terms in (1, 3):
+                    (found,) = e.sums([[(loaded, plain)] * terms])
+                    assert (found.array().astype(object) == terms * product % q).all()
+                assert (e.add_plain(loaded, plain).array()[0].astype(object) == total % q).all()
+
+
 def test_the_number_of_threads_can_change(instruction_set: str) -> None:
     data, special = ring(36, 3)
     e = evaluator(instruction_set, data, special)
@@ -315,15 +352,24 @@ def test_arrays_of_another_shape_or_range_are_refused() -> None:
         e.sums([[]])
 
 
-def test_memory_is_given_back() -> None:
-    data, special = ring(30, 2)
-    e = native.evaluator(DEGREE, data, special)
+@pytest.mark.parametrize("degree", [DEGREE, 2**13])
+def test_memory_is_given_back(degree: int) -> None:
+    """And reused for buffers of any size, beside those that stay."""
+    data, special = ring(30, 4, degree=degree)
+    e = native.evaluator(degree, data, special)
+    arrays = [random_words((2, primes, degree), data, random.Random(primes)) for primes in (1, 4, 2, 3)]
     before = native.memory_in_use()
-    value = e.load(np.zeros((2, 2, DEGREE), np.uint64))
-    assert native.memory_in_use() >= before + value.array().nbytes
-    del value
+    values = [e.load(array) for array in arrays]
+    assert native.memory_in_use() >= before + sum(array.nbytes for array in arrays)
+    for kept in (slice(0, None, 2), slice(1, None, 2)):
+        del values[kept]
+        values += [e.load(array) for array in reversed(arrays)]
+    for value, array in zip(values[-4:], reversed(arrays), strict=True):
+        assert (value.array() == array).all()
+    del values, value
     assert native.memory_in_use() == before
     native.release_memory()
+    assert (e.load(arrays[0]).array() == arrays[0]).all()
 
 
 def test_bits_are_reversed() -> None:

@@ -82,7 +82,8 @@ def load(ring: Ring, part: Part, path: Path) -> Any:
     loader: Any = ring
     from polynext.encrypted.runtime.backends.seal import seal
 
-    return loader.load(seal.GaloisKeys() if part.kind == "rotation" else seal.RelinKeys(), "a key", path)
+    empty = seal.GaloisKeys() if part.kind == "rotation" else seal.RelinKeys()
+    return loader.load(empty, "a key", path, loader.key_context)
 
 
 def header_with(version: tuple[int, int] = (4, 3), compression: int = 0, length: int = 16) -> bytes:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -343,15 +344,7 @@ class Search:
         most_keys = int(self.limits.keys // parameters.key_bytes)
         costs = self.costs_with(parameters)
         cost = cheapest_rotations(program, parameters, most_keys, costs, trial)
-        room = self.limits.memory - cost.peak_bytes + trial * cost.key_bytes
-        remaining = parameters.plaintext_bytes(0, compact=True) if costs.has_compact_plaintexts else 0
-        for step in program.steps:  # the plaintexts of the first steps have the most primes and are the largest
-            if room < 0:
-                step.keep_encoded = False
-                count = sum(len(each.offsets(k)) for each in step.combinations for k in each.sources)
-                room += count * (parameters.plaintext_bytes(step.level) - remaining)
-        if not all(step.keep_encoded for step in program.steps):
-            cost = estimate_cost(program, parameters, costs)
+        cost = self.keep_what_fits(program, parameters, cost, trial * cost.key_bytes)
         if len(program.rotations) > most_keys and not trial:
             raise DoesNotFitError(
                 f"its {len(program.rotations)} rotation keys take {mebibytes(cost.key_bytes)} where "
@@ -366,6 +359,21 @@ class Search:
                 ("memory", cost.peak_bytes),
             )
         return Plan(circuit, program, self.backend.name, parameters, cost)
+
+    def keep_what_fits(self, program: Program, parameters: Parameters, cost: CostEstimate, free: int) -> CostEstimate:
+        """Keeps the plaintexts of as many steps encoded as the memory limit allows, without counting `free` bytes, and
+        returns the cost. Those of the first steps are not kept: they have the most primes and are the largest."""
+        steps = program.steps
+
+        def kept_from(first: int) -> CostEstimate:
+            for number, step in enumerate(steps):
+                step.keep_encoded = number >= first
+            return estimate_cost(program, parameters, self.costs_with(parameters)) if first else cost
+
+        def fits(first: int) -> bool:
+            return kept_from(first).peak_bytes - free <= self.limits.memory
+
+        return kept_from(min(bisect_left(range(len(steps) + 1), True, key=fits), len(steps)))
 
     def complete(self, trial: TrialPlan, circuit: Circuit) -> Plan:
         """Completes a trial plan. Tries complex packing, then spreading one more value at a time, and keeps what saves

@@ -49,7 +49,8 @@ class CostEstimate:
 
 def estimate_cost(program: Program, parameters: Parameters, costs: Costs) -> CostEstimate:
     """Executes the program with a counting evaluator."""
-    counter = CountingEvaluator(parameters, program.rotations, compacts=costs.has_compact_plaintexts)
+    native = costs.has_compact_plaintexts
+    counter = CountingEvaluator(parameters, program.rotations, compacts=native)
     encoded = encode_program(program, counter)
     plaintext_bytes = counter.plaintext_bytes
     counter.operations.clear()
@@ -62,7 +63,8 @@ def estimate_cost(program: Program, parameters: Parameters, costs: Costs) -> Cos
         rotations=counter.total("rotate", "rotate_again"),
         rotation_keys=len(program.rotations),
         key_bytes=parameters.key_bytes * (len(program.rotations) + 1),
-        program_bytes=sum(d.nbytes for combination in combinations for _, d in combination.diagonals),
+        program_bytes=parameters.ring_bytes(native)
+        + sum(d.nbytes for combination in combinations for _, d in combination.diagonals),
         plaintext_bytes=plaintext_bytes,
         ciphertext_bytes=counter.ciphertext_bytes,
         seconds=round(costs(counter.operations), 3),

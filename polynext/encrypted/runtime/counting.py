@@ -1,13 +1,15 @@
 """An evaluator that counts operations and ciphertexts and computes nothing: the basis of cost estimates."""
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from polynext.arrays import Array
-from polynext.encrypted.runtime.backends.protocol import CONJUGATION, Evaluator
+from polynext.encrypted.runtime.backends.protocol import CONJUGATION, Evaluator, SlotPattern
 from polynext.encrypted.runtime.parameters import Parameters
+
+SHORT_SCALE = 2.0**31
 
 
 @dataclass(eq=False)
@@ -28,6 +30,7 @@ class Constants:
     scale: float
     values: Array | None = None
     compact: bool = False
+    share: float = 1.0  # of the words of a row that are stored
 
 
 @dataclass(eq=False)
@@ -40,17 +43,22 @@ class CountingEvaluator(Evaluator):
 
     parameters: Parameters
     rotations: Collection[int]
-    operations: Counter[tuple[str, int]] = field(default_factory=Counter)  # by name and number of primes
+    # By name and number of primes. A transform of half a row counts half.
+    operations: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
     plaintext_bytes: int = 0
     live: Counter[int] = field(default_factory=Counter)  # ciphertexts at each level now
     most_live: Counter[int] = field(default_factory=Counter)
-    compacts: bool = False
+    live_bytes: int = 0
+    most_live_bytes: int = 0
+    compacts: bool = False  # as the native evaluator does
     needs_values = False
 
     @property
     def ciphertext_bytes(self) -> int:
-        """The peak memory of ciphertexts: the sum of each level's peak, because an allocator that reuses freed memory
-        for blocks of the same size, like SEAL's, ends up with all of them."""
+        """The peak memory of ciphertexts. SEAL reuses freed memory for blocks of the same size only, so that it ends up
+        with the sum of each level's peak."""
+        if self.compacts:
+            return self.most_live_bytes + self.parameters.switching_bytes
         return sum(n * self.parameters.ciphertext_bytes(level) for level, n in self.most_live.items())
 
     def count(self, operation: str, *operands: Slots) -> None:
@@ -58,7 +66,7 @@ class CountingEvaluator(Evaluator):
         self.operations[operation, self.parameters.primes_at(operands[0].level)] += 1
 
     def total(self, *operations: str) -> int:
-        return sum(n for (name, _), n in self.operations.items() if name in operations)
+        return int(sum(n for (name, _), n in self.operations.items() if name in operations))
 
     def image(self, values: Array | None = None) -> Slots:
         """A stand-in for a freshly encrypted image."""
@@ -68,6 +76,8 @@ class CountingEvaluator(Evaluator):
         """A new ciphertext."""
         self.live[level] += 1
         self.most_live[level] = max(self.most_live[level], self.live[level])
+        self.live_bytes += self.parameters.ciphertext_bytes(level)
+        self.most_live_bytes = max(self.most_live_bytes, self.live_bytes)
         return self.ciphertext(level, scale, values)
 
     def ciphertext(self, level: int, scale: float, values: Array | None) -> Slots:
@@ -77,11 +87,20 @@ class CountingEvaluator(Evaluator):
         assert not value.released, "a ciphertext is released twice"
         value.released = True
         self.live[value.level] -= 1
+        self.live_bytes -= self.parameters.ciphertext_bytes(value.level)
 
-    def encode(self, values: Array | None, level: int, scale: float, compact: bool = False) -> Constants:
+    def encode(self, values: Any, level: int, scale: float, compact: bool = False) -> Constants:
         self.operations["encode", self.parameters.primes_at(level)] += 1
-        self.plaintext_bytes += self.parameters.plaintext_bytes(level, compact)
-        return Constants(level, scale, values, compact)
+        made = Constants(level, scale, None if isinstance(values, SlotPattern) else values, compact)
+        repeats = 1
+        if self.compacts and isinstance(values, SlotPattern):
+            repeats = self.parameters.slots // values.period
+            made.share = 1 / repeats / (1 + values.real)
+        if compact:  # coefficients are smaller than the scale, unless weights are large
+            self.plaintext_bytes += self.parameters.ring_degree // repeats * (4 if scale < SHORT_SCALE else 8)
+        else:
+            self.plaintext_bytes += int(made.share * self.parameters.plaintext_bytes(level))
+        return made
 
     def add(self, left: Slots, right: Slots) -> Slots:
         self.count("add", left, right)
@@ -102,7 +121,7 @@ class CountingEvaluator(Evaluator):
         assert factor.level == plain.level, "levels differ"
         self.count("multiply_plain", factor)
         if plain.compact:
-            self.count("expand", factor)
+            self.operations["expand", self.parameters.primes_at(factor.level)] += plain.share
         product = self.slots(factor.level, factor.scale * plain.scale, self.product(factor.values, plain.values))
         if total is None:
             return product
@@ -110,6 +129,10 @@ class CountingEvaluator(Evaluator):
         result = self.slots(total.level, total.scale, self.sum(total.values, product.values))
         self.release(product)
         return result
+
+    def sums(self, sums: Iterable[Iterable[tuple[Slots, Constants]]]) -> Iterator[Slots | None]:
+        """The native evaluator computes all of them before the first is used."""
+        return iter(list(super().sums(sums))) if self.compacts else super().sums(sums)
 
     def rotate(self, value: Slots, steps: int) -> Slots:
         return self.rotated(value, steps, "rotate")

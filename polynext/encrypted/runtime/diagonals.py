@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polynext.arrays import Array, Indices
+from polynext.encrypted.runtime.backends.protocol import SlotPattern
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,14 @@ class Diagonals:
     def nbytes(self) -> int:
         return sum(f.where.nbytes + f.values.nbytes for f in (self.outer, self.inner)) + self.blocks.nbytes
 
+    @property
+    def vector_period(self) -> int:
+        """The number of slots after which every diagonal repeats."""
+        period, repeated = self.slots, int(np.bitwise_or.reduce(self.repeat))
+        while period > 1 and period // 2 & repeated:
+            period //= 2
+        return period
+
     def vector(self, i: int) -> Array:
         """The diagonal of the i-th offset, in every slot."""
         vector = np.zeros(self.slots)
@@ -110,6 +119,11 @@ class LinearCombination:
 
     def period(self, source: int) -> int:
         return max(diagonals.period for diagonals, _ in self.parts(source))
+
+    def pattern(self, source: int, factor: complex) -> SlotPattern:
+        """Of the diagonals of a source, multiplied by a factor."""
+        period = max(diagonals.vector_period for diagonals, _ in self.parts(source))
+        return SlotPattern(period, real=all((own * factor).imag == 0 for _, own in self.parts(source)))
 
     def vector(self, source: int, offset: int) -> npt.NDArray[Any]:
         """The diagonal of an offset, in every slot."""

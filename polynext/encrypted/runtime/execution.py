@@ -64,7 +64,7 @@ class EncodedCombination:
 
     def encode(self, giant: int) -> Iterator[tuple[int, int, Plaintext]]:
         for source, baby, offset in self.places.get(giant, ()):
-            rolled: Any = None
+            rolled: Any = self.combination.pattern(source, self.factor)
             if self.evaluator.needs_values:
                 rolled = np.roll(self.factor * self.combination.vector(source, offset), self.total_rotation[giant])
             compact = self.evaluator.compacts and not self.cache

@@ -66,9 +66,8 @@ class Parameters:
     def ciphertext_bytes(self, level: int) -> int:
         return 2 * self.primes_at(level) * self.ring_degree * 8
 
-    def plaintext_bytes(self, level: int, compact: bool = False) -> int:
-        """A compact plaintext has one word for each coefficient, others one for each prime."""
-        return 8 * self.ring_degree if compact else self.ciphertext_bytes(level) // 2
+    def plaintext_bytes(self, level: int) -> int:
+        return self.ciphertext_bytes(level) // 2
 
     def digits_at(self, level: int) -> int:
         """The number of digits that key switching at a level uses."""
@@ -78,6 +77,19 @@ class Parameters:
     def key_bytes(self) -> int:
         """The size of one key: a pair of polynomials over all primes for each digit."""
         return self.digits_at(0) * 2 * len(self.prime_bits) * self.ring_degree * 8
+
+    @property
+    def switching_bytes(self) -> int:
+        """The memory that the native evaluator works with while it switches keys: the digits modulo all primes, and
+        their products with a key."""
+        return (self.digits_at(0) + 4) * len(self.prime_bits) * self.ring_degree * 8
+
+    def ring_bytes(self, native: bool) -> int:
+        """The tables of a server's ring, about 72 bytes for each prime and coefficient. SEAL has tables for all levels
+        if it computes. If the native evaluator does, SEAL has those of keys and of images."""
+        primes = len(self.prime_bits)
+        images = 2 * (self.depth + 1) + 1 if self.hybrid_keys else 0
+        return 72 * self.ring_degree * (3 * primes - 1 + images if native else primes * (primes + 1) // 2)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -93,7 +93,7 @@ class Digit:
         self.seed = body[-64:]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "digit").write_bytes(body)
-            loaded = ring.load(seal.PublicKey(), "a digit", Path(folder) / "digit")
+            loaded = ring.load(seal.PublicKey(), "a digit", Path(folder) / "digit", ring.key_context)
         words = seal_words(loaded.data()).reshape(2, *shape)
         np.testing.assert_array_equal(words[0], self.b)
         self.a = words[1]

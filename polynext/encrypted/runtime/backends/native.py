@@ -60,26 +60,22 @@ class NativeEvaluator(Evaluator):
 
     def __init__(self, ring: SealRing, keys: EvaluationKeys, threads: int = 1, exact: bool = False):
         self.ring, self.parameters = ring, ring.parameters
-        self.native = native_ring(ring, threads, exact)
+        self.native = native_ring(ring, exact)
+        self.use_threads(threads)
         self.converted: WeakKeyDictionary[SealCiphertext, polynext_native.Ciphertext] = WeakKeyDictionary()
-        self.relinearisation = keys.relinearisation and self.key(keys.relinearisation, 1)
+        self.relinearisation = keys.relinearisation and native_key(ring, keys.relinearisation, 1, exact)
         self.rotations = {
-            step: self.key(key, galois_element(step, self.parameters)) for step, key in keys.rotations.items()
+            step: native_key(ring, key, galois_element(step, self.parameters), exact)
+            for step, key in keys.rotations.items()
         }
-
-    def key(self, key: Any, element: int) -> polynext_native.Key:
-        """The extension's form of a key; element 1 is relinearisation."""
-        if isinstance(key, polynext_native.Key):
-            return key
-        digits = key.key(2 if element == 1 else element)
-        return self.native.load_key(element, [digit_words(self.ring, digit) for digit in digits])
 
     @property
     def threads(self) -> int:
         return self.native.threads
 
     def use_threads(self, count: int) -> None:
-        self.native.threads = count
+        if count != self.threads:
+            self.native.threads = count
 
     def wrap(self, body: polynext_native.Ciphertext, level: int, scale: float) -> NativeCiphertext:
         return NativeCiphertext(self.ring, body, level, scale)
@@ -111,8 +107,7 @@ class NativeEvaluator(Evaluator):
         order[np.where(conjugated, 2 * n - powers - 1, powers - 1) // 4] = np.arange(n // 2) + conjugated * (n // 2)
         return order, np.exp(-1j * np.pi * np.arange(n // 2) / n) / (n // 2)
 
-    def encode(self, values: Array | None, level: int, scale: float, compact: bool = False) -> NativePlaintext | None:
-        assert values is not None
+    def encode(self, values: Array, level: int, scale: float, compact: bool = False) -> NativePlaintext | None:
         order, factors = self.slot_order
         ordered = np.concatenate([values, np.conj(values)])[order]
         halves = np.fft.fft(ordered) * (factors * scale)
@@ -174,11 +169,26 @@ class NativeEvaluator(Evaluator):
         return self.wrap(self.native.drop(self.body(value), self.parameters.primes_at(level)), level, value.scale)
 
 
-def native_ring(ring: SealRing, threads: int = 1, exact: bool = False) -> polynext_native.Evaluator:
-    primes, special = ring.key_primes, ring.parameters.special_primes
-    return polynext_native.evaluator(
-        ring.parameters.ring_degree, primes[:-special], primes[-special:], threads=threads, exact=exact
-    )
+RINGS: WeakKeyDictionary[SealRing, dict[bool, polynext_native.Evaluator]] = WeakKeyDictionary()
+
+
+def native_ring(ring: SealRing, exact: bool = False) -> polynext_native.Evaluator:
+    """The extension's form of a ring. All evaluators of a ring share its tables and its threads."""
+    made = RINGS.setdefault(ring, {})
+    if exact not in made:
+        primes, special = ring.key_primes, ring.parameters.special_primes
+        made[exact] = polynext_native.evaluator(
+            ring.parameters.ring_degree, primes[:-special], primes[-special:], exact=exact
+        )
+    return made[exact]
+
+
+def native_key(ring: SealRing, key: Any, element: int, exact: bool = False) -> polynext_native.Key:
+    """The extension's form of a key; element 1 is relinearisation."""
+    if isinstance(key, polynext_native.Key):
+        return key
+    digits = key.key(2 if element == 1 else element)
+    return native_ring(ring, exact).load_key(element, [digit_words(ring, digit) for digit in digits])
 
 
 def digit_words(ring: SealRing, digit: Any) -> np.ndarray:
@@ -188,17 +198,14 @@ def digit_words(ring: SealRing, digit: Any) -> np.ndarray:
 
 def load_hybrid_keys(ring: SealRing, relinearisation: Path, rotations: Mapping[int, Path]) -> EvaluationKeys:
     """Loads hybrid keys into the extension's memory. Files may come from untrusted clients."""
-    native = native_ring(ring)
     made = {
-        step: load_hybrid_key(ring, native, path, galois_element(step, ring.parameters), "a rotation key")
+        step: load_hybrid_key(ring, path, galois_element(step, ring.parameters), "a rotation key")
         for step, path in rotations.items()
     }
-    return EvaluationKeys(load_hybrid_key(ring, native, relinearisation, 1, "a relinearisation key"), made)
+    return EvaluationKeys(load_hybrid_key(ring, relinearisation, 1, "a relinearisation key"), made)
 
 
-def load_hybrid_key(
-    ring: SealRing, native: polynext_native.Evaluator, path: Path, element: int, what: str
-) -> polynext_native.Key:
+def load_hybrid_key(ring: SealRing, path: Path, element: int, what: str) -> polynext_native.Key:
     """Loads one key. Its structure is checked here, before anything is allocated. SEAL then loads each digit as it
     loads those of its own keys: it checks parameters and the range of every word, and expands the seed."""
     expected, digits = ring.expected_hybrid_key(element), []
@@ -210,5 +217,5 @@ def load_hybrid_key(
             raise unusable(path, what, error) from error
         for body in expected.read(checked):
             part.write_bytes(body)
-            digits.append(digit_words(ring, ring.load(seal.PublicKey(), what, part)))
-    return native.load_key(element, digits)
+            digits.append(digit_words(ring, ring.load(seal.PublicKey(), what, part, ring.key_context)))
+    return native_ring(ring).load_key(element, digits)

@@ -9,7 +9,6 @@ Uploads: `UploadHandling` is the part of a ring that a service needs to exchange
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,15 @@ from polynext.errors import PolyNeXtError
 
 Ciphertext = Any
 Plaintext = Any
+
+
+@dataclass(frozen=True)
+class SlotPattern:
+    """What a plaintext's memory depends on: the number of slots after which it repeats, and whether they are real."""
+
+    period: int
+    real: bool
+
 
 # Conjugation needs a key like a rotation. It has the number 0 among the rotation steps, which no rotation has.
 CONJUGATION = 0
@@ -116,7 +124,7 @@ class Costs:
         """Whether the engine has compact plaintexts, which are expanded when they are used."""
         return "expand" in self.seconds
 
-    def __call__(self, operations: Counter[tuple[str, int]]) -> float:
+    def __call__(self, operations: Mapping[tuple[str, int], float]) -> float:
         return sum(
             n * sum(c * primes**power for power, c in enumerate(self.seconds[name]))
             for (name, primes), n in operations.items()
@@ -262,9 +270,8 @@ class Evaluator(ABC):
 
     parameters: Parameters
     needs_values = True  # False if it only counts
-    compacts = (
-        False  # whether it can make compact plaintexts, which take little memory and more time when they are used
-    )
+    # Whether it can make compact plaintexts, which take little memory and more time when they are used.
+    compacts = False
 
     @property
     def threads(self) -> int:
@@ -276,9 +283,9 @@ class Evaluator(ABC):
         return
 
     @abstractmethod
-    def encode(self, values: Array | None, level: int, scale: float, compact: bool = False) -> Plaintext | None:
+    def encode(self, values: Any, level: int, scale: float, compact: bool = False) -> Plaintext | None:
         """The values as a plaintext; None if all of them round to zero at this scale. Only an evaluator that `compacts`
-        can make a `compact` one."""
+        can make a `compact` one. One that only counts takes a `SlotPattern` instead of values."""
 
     @abstractmethod
     def add(self, left: Ciphertext, right: Ciphertext) -> Ciphertext: ...

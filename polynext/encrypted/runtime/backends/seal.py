@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -92,36 +92,60 @@ class SealRing(Ring):
     """A SEAL context for some parameters, which `Security.check` has accepted."""
 
     def __init__(self, parameters: Parameters):
+        self.moduli = seal.CoeffModulus.Create(parameters.ring_degree, in_seal_order(parameters))
+        # All primes in SEAL's order: the last one to be dropped first, the special primes of the keys at the end.
+        self.key_primes = [modulus.value() for modulus in self.moduli]
+        data = self.key_primes[: parameters.depth + 1]
+        self.parameters = replace(parameters, primes=tuple(reversed(data)))
+        counts = range(len(data), 0, -1)
+        self.levels = [seal_files.parameters_id(parameters.ring_degree, data[:count]) for count in counts]
+        self.key_id = seal_files.parameters_id(parameters.ring_degree, self.key_primes)
+
+    def make_context(self, primes: int, all_levels: bool) -> Any:
+        """A context with the first primes."""
+        degree = self.parameters.ring_degree
         chosen = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
-        chosen.set_poly_modulus_degree(parameters.ring_degree)
-        chosen.set_coeff_modulus(seal.CoeffModulus.Create(parameters.ring_degree, in_seal_order(parameters)))
+        chosen.set_poly_modulus_degree(degree)
+        chosen.set_coeff_modulus(self.moduli[:primes])
         # SEAL has no limits for rings that only hybrid keys use.
         levels = seal.SEC_LEVEL_TYPE
-        level = levels.TC128 if parameters.ring_degree in STANDARD_SECURITY.longest_modulus else levels.NONE
-        self.context = seal.SEALContext(chosen, True, level)
-        if not self.context.parameters_set():
-            raise PolyNeXtError(f"SEAL refuses these parameters ({self.context.parameters_error_message()}).")
-        self.levels: list[Any] = []
-        primes: list[int] = []
-        data = self.context.key_context_data()
-        for _ in range(parameters.special_primes):
-            data = data.next_context_data()
-        for _ in range(parameters.depth + 1):
-            self.levels.append(data.parms_id())
-            primes.append(data.parms().coeff_modulus()[-1].value())
-            data = data.next_context_data()
-        self.parameters = replace(parameters, primes=tuple(primes))
-        self.encoder = seal.CKKSEncoder(self.context)
+        level = levels.TC128 if degree in STANDARD_SECURITY.longest_modulus else levels.NONE
+        context = seal.SEALContext(chosen, all_levels, level)
+        if not context.parameters_set():
+            raise PolyNeXtError(f"SEAL refuses these parameters ({context.parameters_error_message()}).")
+        return context
+
+    @cached_property
+    def context(self) -> Any:
+        """With all levels, for clients and for SEAL's own evaluator. SEAL's tables of all levels take several times the
+        memory of those of one."""
+        return self.make_context(len(self.moduli), all_levels=True)
+
+    @cached_property
+    def key_context(self) -> Any:
+        """For loading keys."""
+        return self.__dict__.get("context") or self.make_context(len(self.moduli), all_levels=False)
+
+    @cached_property
+    def image_context(self) -> Any:
+        """For loading ciphertexts of level 0. SEAL's contexts have one special prime more than ciphertexts have."""
+        if not self.parameters.hybrid_keys or "context" in self.__dict__:
+            return self.key_context
+        return self.make_context(self.parameters.depth + 2, all_levels=False)
+
+    @cached_property
+    def encoder(self) -> Any:
+        return seal.CKKSEncoder(self.context)
 
     def encode(self, values: Array, level: int, scale: float) -> Any:
         plain = seal.Plaintext()
         self.encoder.encode(values, self.levels[level], float(scale), plain)
         return plain
 
-    def load(self, empty: Any, what: str, path: Path) -> Any:
+    def load(self, empty: Any, what: str, path: Path, context: Any) -> Any:
         """Loads a key or ciphertext from a file. SEAL checks it against the context."""
         try:
-            empty.load(self.context, str(path))
+            empty.load(context, str(path))
         except (RuntimeError, ValueError) as error:
             raise unusable(path, what, error) from error
         return empty
@@ -130,7 +154,7 @@ class SealRing(Ring):
         return SealKey(self, seal.KeyGenerator(self.context).secret_key())
 
     def load_key(self, path: Path) -> "SealKey":
-        return SealKey(self, self.load(seal.SecretKey(), "a secret key", path))
+        return SealKey(self, self.load(seal.SecretKey(), "a secret key", path, self.context))
 
     def load_evaluation_keys(self, relinearisation: Path, rotations: Mapping[int, Path]) -> EvaluationKeys:
         """SEAL checks each key. The native extension then converts it, so that only one is in memory in both forms."""
@@ -139,25 +163,28 @@ class SealRing(Ring):
             from polynext.encrypted.runtime.backends.native import load_hybrid_keys
 
             return load_hybrid_keys(self, relinearisation, rotations)
-        converted = self.key_converter()
-        loaded = {
-            step: converted(self.load(seal.GaloisKeys(), "a rotation key", path), galois_element(step, self.parameters))
+
+        elements = {step: galois_element(step, self.parameters) for step in rotations}
+        made = {
+            step: self.load_evaluation_key(seal.GaloisKeys(), "a rotation key", path, elements[step])
             for step, path in rotations.items()
         }
         return EvaluationKeys(
-            converted(self.load(seal.RelinKeys(), "a relinearisation key", relinearisation), 1), loaded
+            self.load_evaluation_key(seal.RelinKeys(), "a relinearisation key", relinearisation, 1), made
         )
 
-    def key_converter(self) -> Callable[[Any, int], Any]:
-        """A function from SEAL's form of a key and its Galois element to the form that the engine computes with."""
+    def load_evaluation_key(self, empty: Any, what: str, path: Path, element: int) -> Any:
+        """A key in the form that the engine computes with."""
+        key = self.load(empty, what, path, self.key_context)
         if evaluation_engine().name == "seal":
-            return lambda key, element: key
-        from polynext.encrypted.runtime.backends.native import NativeEvaluator
+            return key
+        from polynext.encrypted.runtime.backends.native import native_key
 
-        return NativeEvaluator(self, EvaluationKeys(None, {})).key
+        return native_key(self, key, element)
 
     def load_ciphertext(self, path: Path, level: int, scale: float) -> SealCiphertext:
-        body = self.load(seal.Ciphertext(), "a ciphertext", path)
+        context = self.context if level else self.image_context
+        body = self.load(seal.Ciphertext(), "a ciphertext", path, context)
         if (body.parms_id(), body.size(), body.scale) != (self.levels[level], 2, scale) or body.is_transparent():
             raise unexpected_ciphertext(path)
         return SealCiphertext(body, level, scale)
@@ -179,15 +206,14 @@ class SealRing(Ring):
 
     def expected_digit(self, seeded: bool) -> seal_files.Ciphertext:
         """One digit of a key: an encryption over all primes."""
-        identity = seal_files.parameters_id(self.context.key_parms_id())
-        parameters = self.parameters
-        return seal_files.Ciphertext(identity, parameters.ring_degree, len(parameters.prime_bits), 1.0, seeded)
+        identity, degree = seal_files.packed(self.key_id), self.parameters.ring_degree
+        return seal_files.Ciphertext(identity, degree, len(self.key_primes), 1.0, seeded)
 
     def expected_hybrid_key(self, element: int) -> seal_files.HybridKey:
         return seal_files.HybridKey(self.expected_digit(seeded=True), self.parameters.digits_at(0), element)
 
     def expected_ciphertext(self, level: int, scale: float) -> seal_files.Ciphertext:
-        identity = seal_files.parameters_id(self.levels[level])
+        identity = seal_files.packed(self.levels[level])
         return seal_files.Ciphertext(identity, self.parameters.ring_degree, self.parameters.primes_at(level), scale)
 
     def most_bytes(self, part: Part) -> int:
@@ -231,11 +257,6 @@ class SealRing(Ring):
             path = Path(folder) / "ciphertext"
             value.save(str(path))
             return self.load_ciphertext(path, value.level, value.scale)
-
-    @cached_property
-    def key_primes(self) -> list[int]:
-        """All primes in SEAL's order: the last one to be dropped first, the special primes of the keys at the end."""
-        return [modulus.value() for modulus in self.context.key_context_data().parms().coeff_modulus()]
 
     def browser_parameters(self, rotations: Iterable[int]) -> dict[str, Any] | None:
         """The arguments of SEAL's own constructors, for `node-seal`, which cannot make hybrid keys."""
@@ -364,8 +385,8 @@ class SealEvaluator(Evaluator):
         self.evaluator = seal.Evaluator(ring.context)
         self.scratch = seal.Ciphertext(ring.context)
 
-    def encode(self, values: Array | None, level: int, scale: float, compact: bool = False) -> Any:
-        assert values is not None and not compact
+    def encode(self, values: Array, level: int, scale: float, compact: bool = False) -> Any:
+        assert not compact
         plain = self.ring.encode(values, level, scale)
         return None if plain.is_zero() else plain  # SEAL refuses to multiply by zero
 

@@ -6,6 +6,7 @@ other's headers, and the SEAL of a browser rarely has the version of Python's. F
 decompressed into no more bytes than such a file has, and checked header by header.
 """
 
+import hashlib
 import os
 import struct
 import sys
@@ -262,9 +263,17 @@ def version_of(path: Path) -> Version:
         return Header.read(file).version
 
 
-def parameters_id(numbers: Sequence[int]) -> bytes:
-    """The id of parameters as in files."""
-    return struct.pack("<4Q", *numbers)
+def parameters_id(degree: int, primes: Sequence[int]) -> list[int]:
+    """SEAL's id of parameters: a hash of the scheme (2 is CKKS), the ring degree, the primes and a plain modulus, which
+    CKKS has not."""
+    words = (2, degree, *primes, 0)
+    digest = hashlib.blake2b(struct.pack(f"<{len(words)}Q", *words), digest_size=32).digest()
+    return list(struct.unpack("<4Q", digest))
+
+
+def packed(identity: Sequence[int]) -> bytes:
+    """An id as in files."""
+    return struct.pack("<4Q", *identity)
 
 
 def read_words(path: Path) -> np.ndarray:
