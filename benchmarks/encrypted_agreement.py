@@ -1,6 +1,7 @@
 """Compares a network's encrypted predictions with its predictions in the clear, on many test images.
 
     python benchmarks/encrypted_agreement.py cifar10 --images 200
+    python benchmarks/encrypted_agreement.py cifar10 --images 50 --clients python --memory 1536
     python benchmarks/encrypted_agreement.py runs/mine --out agreement
 
 The server answers one ciphertext after another in its own process on one core, or several in parallel. Keys, requests
@@ -13,6 +14,7 @@ import json
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -51,18 +53,23 @@ def main() -> None:
     parser.add_argument("network", nargs="?", default="cifar10")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--packed", type=int, default=1, help="images in a ciphertext")
+    parser.add_argument("--clients", choices=("any", "python"), help="by default as the network was trained for")
+    parser.add_argument("--memory", type=int, help="megabytes; by default as the network was trained for")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--report", action="store_true", help="only report the answers so far")
     parser.add_argument("--out", type=Path, default=Path("agreement"))
     options = parser.parse_args()
     import torch
 
-    from polynext.encrypted.compiler.prepare import prepare
+    from polynext.encrypted.compiler.prepare import limits_of, prepare
     from polynext.runs import load_run
 
     folder, run = options.out, load_run(options.network)
     if not (folder / "client").is_dir():
-        prepare(run, images=options.packed).save(folder / "server")
+        limits = limits_of(run)
+        limits = replace(limits, clients=options.clients or limits.clients)
+        limits = replace(limits, memory=options.memory * MEBIBYTE if options.memory else limits.memory)
+        prepare(run, images=options.packed, limits=limits).save(folder / "server")
         Client.keygen(load_client_spec(folder / "server"), folder / "client")
     client = Client.load(folder / "client")
     images, labels, _ = run.images("test", options.images)

@@ -342,9 +342,11 @@ class Search:
         if pack_complex:
             pack_complex_values(program)
         most_keys = int(self.limits.keys // parameters.key_bytes)
-        costs = self.costs_with(parameters)
-        cost = cheapest_rotations(program, parameters, most_keys, costs, trial)
-        cost = self.keep_what_fits(program, parameters, cost, trial * cost.key_bytes)
+        cost = self.fitted_cost(program, parameters, most_keys, trial)
+        if cost.peak_bytes > self.limits.memory and not trial:
+            fewer = len(program.rotations) + (self.limits.memory - cost.peak_bytes) // parameters.key_bytes
+            if fewer > 0:
+                cost = self.fitted_cost(program, parameters, fewer, trial)
         if len(program.rotations) > most_keys and not trial:
             raise DoesNotFitError(
                 f"its {len(program.rotations)} rotation keys take {mebibytes(cost.key_bytes)} where "
@@ -360,20 +362,27 @@ class Search:
             )
         return Plan(circuit, program, self.backend.name, parameters, cost)
 
-    def keep_what_fits(self, program: Program, parameters: Parameters, cost: CostEstimate, free: int) -> CostEstimate:
-        """Keeps the plaintexts of as many steps encoded as the memory limit allows, without counting `free` bytes, and
-        returns the cost. Those of the first steps are not kept: they have the most primes and are the largest."""
-        steps = program.steps
+    def fitted_cost(self, program: Program, parameters: Parameters, most_keys: int, trial: bool) -> CostEstimate:
+        """Chooses rotations, and keeps the plaintexts of as many steps encoded as the memory limit allows. Those of the
+        first steps are not kept: they have the most primes and are the largest."""
+        costs, steps = self.costs_with(parameters), program.steps
 
-        def kept_from(first: int) -> CostEstimate:
+        def keep_from(first: int) -> None:
             for number, step in enumerate(steps):
                 step.keep_encoded = number >= first
-            return estimate_cost(program, parameters, self.costs_with(parameters)) if first else cost
+
+        keep_from(0)
+        all_kept = cheapest_rotations(program, parameters, most_keys, costs, trial)
+
+        def cost_from(first: int) -> CostEstimate:
+            keep_from(first)
+            return estimate_cost(program, parameters, costs) if first else all_kept
 
         def fits(first: int) -> bool:
-            return kept_from(first).peak_bytes - free <= self.limits.memory
+            cost = cost_from(first)
+            return cost.peak_bytes - trial * cost.key_bytes <= self.limits.memory
 
-        return kept_from(min(bisect_left(range(len(steps) + 1), True, key=fits), len(steps)))
+        return cost_from(min(bisect_left(range(len(steps) + 1), True, key=fits), len(steps)))
 
     def complete(self, trial: TrialPlan, circuit: Circuit) -> Plan:
         """Completes a trial plan. Tries complex packing, then spreading one more value at a time, and keeps what saves

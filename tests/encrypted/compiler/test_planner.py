@@ -32,7 +32,7 @@ def test_a_plan_keeps_to_128_bits(plan: Plan) -> None:
     seal, parameters = get_backend("seal"), plan.parameters
     assert parameters.modulus_bits <= seal.security.longest_modulus[parameters.ring_degree]
     assert plan.cost.levels == parameters.depth == plan.program.depth
-    seal.ring(parameters)  # SEAL checks for itself
+    assert seal.ring(parameters).context.parameters_set()  # SEAL checks for itself
     longer = replace(parameters, prime_bits=(60,) * 8)
     with pytest.raises(PolyNeXtError, match="128 bits of security"):
         seal.ring(longer)
@@ -71,6 +71,15 @@ def test_a_refusal_names_limits_that_fit(circuit: Circuit, examples: np.ndarray)
     fitting = replace(tight, memory=int(memory) * 2**20, keys=int(keys) * 2**20, error=float(error))
     cost = make_plan(circuit, examples, limits=fitting, costs=SAME_EVERYWHERE).cost
     assert cost.peak_bytes <= fitting.memory and cost.error <= fitting.error
+
+
+def test_a_plan_has_as_few_keys_as_the_memory_limit_asks_for(circuit: Circuit, examples: np.ndarray) -> None:
+    plan = make_plan(circuit, examples, costs=SAME_EVERYWHERE)
+    kept = plan.cost.peak_bytes - plan.cost.plaintext_bytes
+    less = Limits(memory=kept - 1, ring_degrees=(plan.parameters.ring_degree,))
+    found = make_plan(circuit, examples, limits=less, costs=SAME_EVERYWHERE).cost
+    assert found.peak_bytes <= less.memory and found.rotation_keys < plan.cost.rotation_keys
+    assert found.seconds > plan.cost.seconds
 
 
 def test_attention_is_planned() -> None:

@@ -8,6 +8,7 @@ import pytest
 from polynext.encrypted import ClientSpec, Plan
 from polynext.encrypted.files import check_fits, header_for
 from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.parameters import Parameters
 from polynext.errors import PolyNeXtError
 
 
@@ -30,6 +31,23 @@ def test_browsers_get_the_arguments_of_seals_constructors(plan: Plan) -> None:
         "input_scale": plan.parameters.input_scale,
         "galois_elements": {"rotation-0": 2 * plan.parameters.ring_degree - 1, "rotation-1": 3, "rotation-3": 27},
     }
+
+
+@pytest.mark.parametrize("special_primes", [1, 2])
+def test_a_ring_knows_its_levels_without_seals_tables(special_primes: int) -> None:
+    """And SEAL has no tables of levels that a server does not need."""
+    parameters = Parameters(2**13, (40, 36, 30) + (40,) * special_primes, 30, 20, 30, 30, special_primes=special_primes)
+    ring = get_backend("seal").ring(parameters)
+    loading = (ring.key_context, ring.image_context)
+    assert "context" not in vars(ring)
+    data = ring.context.key_context_data()
+    assert ring.key_id == data.parms_id() == loading[0].key_parms_id()
+    for _ in range(special_primes):
+        data = data.next_context_data()
+    assert ring.levels[0] == loading[1].first_parms_id() == loading[1].last_parms_id()
+    for identity, prime in zip(ring.levels, ring.parameters.primes, strict=True):
+        assert (identity, prime) == (data.parms_id(), data.parms().coeff_modulus()[-1].value())
+        data = data.next_context_data()
 
 
 def test_files_of_another_version_of_seal_are_refused(spec: ClientSpec) -> None:

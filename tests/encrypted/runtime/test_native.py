@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from polynext.encrypted.runtime.backends import get_backend
 from polynext.encrypted.runtime.backends.protocol import CONJUGATION
+from polynext.encrypted.runtime.counting import CountingEvaluator
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.parameters import Parameters
 from polynext.errors import PolyNeXtError
@@ -143,6 +144,10 @@ def test_compact_weights_give_the_same_answer(plan: Any, examples: np.ndarray) -
         del encoded
     np.testing.assert_array_equal(*answers)
     assert sizes[1] < sizes[0]
+    for size, cache in zip(sizes, (True, False), strict=True):
+        counter = CountingEvaluator(plan.parameters, plan.program.rotations, compacts=True)
+        encode_program(plan.program, counter, cache)
+        assert size <= counter.plaintext_bytes < 1.25 * size  # plaintexts of zeros are left out
 
 
 def test_an_unknown_engine_is_refused(monkeypatch) -> None:

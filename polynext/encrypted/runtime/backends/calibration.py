@@ -12,17 +12,17 @@ import numpy as np
 import platformdirs
 
 from polynext.arrays import Array
-from polynext.encrypted.runtime.backends.protocol import Backend, Ciphertext, Costs, Evaluator
+from polynext.encrypted.runtime.backends.protocol import Backend, Ciphertext, Costs, Evaluator, Plaintext
 from polynext.encrypted.runtime.parameters import Parameters
 
 # The version of the measurement. Caches of other versions are ignored.
-VERSION = 7
+VERSION = 8
 
-# Products with plaintexts are measured in sums of so many, as programs use them. All plaintexts differ, so that they
-# come from memory: reading them takes most of the time.
-SUMMED_PRODUCTS = 16
-# So many rotations of one value are measured, to know what each one costs after the first.
-ROTATIONS = 4
+# A program reads each plaintext once, and keys in turns. Both come from memory and not from a cache, and this takes a
+# large part of the time. Plaintexts of so many bytes are measured, in sums of so many products.
+PLAINTEXT_BYTES, SUMMED_PRODUCTS = 2**27, 16
+# The keys that rotations are measured with in turns, and all at once, to know what each one costs after the first.
+STEPS = (1, 2, 4, 8)
 
 # The most primes that operations are measured at with hybrid keys.
 MOST_PRIMES = 24
@@ -65,21 +65,20 @@ def calibrate(backend: Backend, ring_degree: int, threads: int = 1, special_prim
         bits = (40,) * most + (60,)  # engines may compute faster if all primes are short, which is rare
     parameters = Parameters(ring_degree, bits, 36, 20, 36, 36, special_primes=special_primes)
     secret = backend.ring(parameters).generate_key()
-    evaluator = secret.ring.evaluator(secret.evaluation_keys([1]), threads)
+    evaluator = secret.ring.evaluator(secret.evaluation_keys(STEPS), threads)
     values = np.random.default_rng(0).uniform(-1, 1, parameters.slots)
     fresh = secret.encrypt(values)
+    values = values + 1j * values[::-1]  # without repetitions, which an engine may store once
     counts = sorted({most, (most + 2) // 2, min(2, most)})
     measured: dict[str, list[float]] = {}
     for primes in counts:
-        for name, operation in operations_at(evaluator, fresh, values, most - primes).items():
+        for name, (count, operation) in operations_at(evaluator, fresh, values, most - primes).items():
             clock = time.process_time if evaluator.threads == 1 else time.perf_counter
-            measured.setdefault(name, []).append(timed(operation, repeats, clock))
+            measured.setdefault(name, []).append(timed(operation, repeats, clock) / count)
     several, first = measured.pop("rotate_many"), measured["rotate"]
-    measured["rotate_again"] = [max(a - b, 1e-9) / (ROTATIONS - 1) for a, b in zip(several, first, strict=True)]
-    measured["multiply_plain"] = [each / SUMMED_PRODUCTS for each in measured["multiply_plain"]]
+    measured["rotate_again"] = [max(a - b, 1e-9) / (len(STEPS) - 1) for a, b in zip(several, first, strict=True)]
     if evaluator.compacts:
-        compact = [each / SUMMED_PRODUCTS for each in measured.pop("multiply_compact")]
-        plain = measured["multiply_plain"]
+        compact, plain = measured.pop("multiply_compact"), measured["multiply_plain"]
         measured["expand"] = [max(a - b, 1e-9) for a, b in zip(compact, plain, strict=True)]
     seconds = {}
     for name, times in measured.items():
@@ -105,25 +104,33 @@ def fit_nonnegative(primes: Array, times: Array, degree: int) -> list[float]:
     return best.tolist()
 
 
-def operations_at(evaluator: Evaluator, fresh: Ciphertext, values: Array, level: int) -> dict[str, Operation]:
-    """Every operation, on ciphertexts of one level."""
-    value = evaluator.drop(fresh, level)
-    plains = [evaluator.encode(values, level, 2.0**20) for _ in range(SUMMED_PRODUCTS)]
-    body = evaluator.accumulate(None, value, plains[0])
-    operations: dict[str, Operation] = {
-        "encode": lambda: evaluator.encode(values, level, 2.0**20),
-        "rotate": lambda: evaluator.rotate(value, 1),
-        "rotate_many": lambda: evaluator.rotate_many(value, [1] * ROTATIONS),
-        "multiply": lambda: evaluator.multiply(value, value),
-        "add": lambda: evaluator.add(body, body),
+def operations_at(
+    evaluator: Evaluator, fresh: Ciphertext, values: Array, level: int
+) -> dict[str, tuple[int, Operation]]:
+    """Every operation on ciphertexts of one level, and how many times it is done in one call."""
+    value, parameters = evaluator.drop(fresh, level), evaluator.parameters
+    factors = [evaluator.add(value, value) for _ in range(SUMMED_PRODUCTS)]
+
+    def terms(compact: bool) -> list[tuple[Ciphertext, Plaintext]]:
+        return [(factor, evaluator.encode(values, level, 2.0**20, compact)) for factor in factors]
+
+    count = max(PLAINTEXT_BYTES // (SUMMED_PRODUCTS * parameters.plaintext_bytes(level)), 1)
+    sums, steps = [terms(compact=False) for _ in range(count)], itertools.cycle(STEPS)
+    body = evaluator.accumulate(None, *sums[0][0])
+    operations: dict[str, tuple[int, Operation]] = {
+        "encode": (1, lambda: evaluator.encode(values, level, 2.0**20)),
+        "rotate": (1, lambda: evaluator.rotate(value, next(steps))),
+        "rotate_many": (1, lambda: evaluator.rotate_many(value, STEPS)),
+        "multiply": (1, lambda: evaluator.multiply(value, value)),
+        "add": (1, lambda: evaluator.add(factors[0], factors[1])),
+        "multiply_plain": (SUMMED_PRODUCTS * count, lambda: list(evaluator.sums(sums))),
     }
-    operations["multiply_plain"] = lambda: list(evaluator.sums([[(value, plain) for plain in plains]]))
     if evaluator.compacts:
-        compact = [(value, evaluator.encode(values, level, 2.0**20, compact=True)) for _ in plains]
-        operations["multiply_compact"] = lambda: list(evaluator.sums([compact]))
-    if evaluator.parameters.primes_at(level) > 1:
-        operations["rescale"] = lambda: evaluator.rescale(body, 2.0**36)
-        operations["drop"] = lambda: evaluator.drop(value, level + 1)
+        compact = [terms(compact=True)]
+        operations["multiply_compact"] = SUMMED_PRODUCTS, lambda: list(evaluator.sums(compact))
+    if parameters.primes_at(level) > 1:
+        operations["rescale"] = 1, lambda: evaluator.rescale(body, 2.0**36)
+        operations["drop"] = 1, lambda: evaluator.drop(value, level + 1)
     return operations
 
 

@@ -111,7 +111,7 @@ class NativeEvaluator(Evaluator):
         order, factors = self.slot_order
         ordered = np.concatenate([values, np.conj(values)])[order]
         halves = np.fft.fft(ordered) * (factors * scale)
-        coefficients = np.rint(np.concatenate([halves.real, halves.imag]))
+        coefficients = without_rounding_errors(np.rint(np.concatenate([halves.real, halves.imag])), values)
         if not coefficients.any():
             return None
         return NativePlaintext(self.native.encode(coefficients, self.parameters.primes_at(level), compact), scale)
@@ -167,6 +167,20 @@ class NativeEvaluator(Evaluator):
         if level == value.level:
             return value
         return self.wrap(self.native.drop(self.body(value), self.parameters.primes_at(level)), level, value.scale)
+
+
+def without_rounding_errors(coefficients: Array, values: Array) -> Array:
+    """Restores what the extension stores plaintexts by, which a rounding error of long coefficients would hide. Values
+    with a period are a polynomial in a power of x. If they are real, coefficient n - k is minus coefficient k."""
+    n, period = len(coefficients), len(values)
+    while period > 1 and np.array_equal(values[: period // 2], values[period // 2 : period]):
+        period //= 2
+    kept = np.zeros(n)
+    kept[:: len(values) // period] = coefficients[:: len(values) // period]
+    if not np.iscomplexobj(values) or not values.imag.any():
+        kept[n // 2] = 0
+        kept[n // 2 + 1 :] = -kept[1 : n // 2][::-1]
+    return kept
 
 
 RINGS: WeakKeyDictionary[SealRing, dict[bool, polynext_native.Evaluator]] = WeakKeyDictionary()
