@@ -206,15 +206,21 @@ std::vector<Ciphertext> Evaluator::sums(const std::vector<Terms>& sums) const {
     ring_->threads.loop(primes * parts, [&](int task) {
         const int i = task / parts;
         const std::size_t start = task % parts * tiles / parts * tile, end = (task % parts + 1) * tiles / parts * tile;
-        std::vector<std::vector<const u64*>> rows(sums.size());
-        for (std::size_t s = 0; s < sums.size(); s++) {
-            std::vector<Words> scratch(compact ? sums[s].size() : 1);
-            for (std::size_t t = 0; t < sums[s].size(); t++)
-                rows[s].push_back(row_of(*sums[s][t].second, i, scratch[compact ? t : 0]));
-            if (compact) sum_tiles(made[s], sums[s], rows[s], i, start, end);
+        std::vector<Words> scratch;  // of compact plaintexts
+        const auto rows_of = [&](const Terms& terms) {
+            std::vector<const u64*> rows;
+            for (const auto& term : terms) rows.push_back(row_of(*term.second, i, scratch.emplace_back()));
+            return rows;
+        };
+        if (compact) {  // one sum at a time, to have few rows in memory
+            for (std::size_t s = 0; s < sums.size(); s++, scratch.clear())
+                sum_tiles(made[s], sums[s], rows_of(sums[s]), i, start, end);
+            return;
         }
+        std::vector<std::vector<const u64*>> rows;
+        for (const Terms& terms : sums) rows.push_back(rows_of(terms));
         // All sums go through a tile of the ciphertexts before the next tile is read: from memory come only the plaintexts.
-        for (std::size_t at = compact ? end : start; at < end; at += tile)
+        for (std::size_t at = start; at < end; at += tile)
             for (std::size_t s = 0; s < sums.size(); s++) sum_tiles(made[s], sums[s], rows[s], i, at, at + tile);
     });
     return made;

@@ -147,7 +147,8 @@ def test_compact_weights_give_the_same_answer(plan: Any, examples: np.ndarray) -
     for size, cache in zip(sizes, (True, False), strict=True):
         counter = CountingEvaluator(plan.parameters, plan.program.rotations, compacts=True)
         encode_program(plan.program, counter, cache)
-        assert size <= counter.plaintext_bytes < 1.25 * size  # plaintexts of zeros are left out
+        # Plaintexts of zeros are left out, and coefficients may be shorter than the scale.
+        assert size <= counter.plaintext_bytes < 1.5 * size
 
 
 def test_an_unknown_engine_is_refused(monkeypatch) -> None:
