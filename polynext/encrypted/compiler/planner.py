@@ -343,10 +343,6 @@ class Search:
             pack_complex_values(program)
         most_keys = int(self.limits.keys // parameters.key_bytes)
         cost = self.fitted_cost(program, parameters, most_keys, trial)
-        if cost.peak_bytes > self.limits.memory and not trial:
-            fewer = len(program.rotations) + (self.limits.memory - cost.peak_bytes) // parameters.key_bytes
-            if fewer > 0:
-                cost = self.fitted_cost(program, parameters, fewer, trial)
         if len(program.rotations) > most_keys and not trial:
             raise DoesNotFitError(
                 f"its {len(program.rotations)} rotation keys take {mebibytes(cost.key_bytes)} where "

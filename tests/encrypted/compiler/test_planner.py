@@ -73,15 +73,6 @@ def test_a_refusal_names_limits_that_fit(circuit: Circuit, examples: np.ndarray)
     assert cost.peak_bytes <= fitting.memory and cost.error <= fitting.error
 
 
-def test_a_plan_has_as_few_keys_as_the_memory_limit_asks_for(circuit: Circuit, examples: np.ndarray) -> None:
-    plan = make_plan(circuit, examples, costs=SAME_EVERYWHERE)
-    kept = plan.cost.peak_bytes - plan.cost.plaintext_bytes
-    less = Limits(memory=kept - 1, ring_degrees=(plan.parameters.ring_degree,))
-    found = make_plan(circuit, examples, limits=less, costs=SAME_EVERYWHERE).cost
-    assert found.peak_bytes <= less.memory and found.rotation_keys < plan.cost.rotation_keys
-    assert found.seconds > plan.cost.seconds
-
-
 def test_attention_is_planned() -> None:
     stages = (
         StageConfig(width=4, cells=1, stacks=1, coarse_kernel=3),
