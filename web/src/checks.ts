@@ -8,7 +8,7 @@ export type Checked<Function> = Function extends Check<infer Value> ? Value : ne
 
 export class PublishedError extends Error {
   constructor(where: string, expected: string) {
-    super(`the server published something unusable: ${where} is not ${expected}.`)
+    super(`the server published invalid data: ${where} is not ${expected}.`)
   }
 }
 
@@ -29,7 +29,7 @@ export function integer(least: number, most: number): Check<number> {
 export function text(pattern: RegExp): Check<string> {
   return (value, where) => {
     if (typeof value === 'string' && value.length <= 10_000 && pattern.test(value)) return value
-    throw new PublishedError(where, 'a text of the expected form')
+    throw new PublishedError(where, 'a string in the expected format')
   }
 }
 

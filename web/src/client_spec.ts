@@ -73,7 +73,7 @@ export type ClientSpec = Checked<typeof tables>
 export const clientSpec: Check<ClientSpec> = (value, where) => {
   const spec = tables(value, where)
   const { size, resize, crop, mean, std } = spec.preprocessing
-  require([1, 3].includes(mean.length) && mean.length === std.length, 'preprocessing', 'one for grey or RGB pictures')
+  require([1, 3].includes(mean.length) && mean.length === std.length, 'preprocessing', 'for grey or RGB pictures')
   const fits = crop === 'drawing' ? resize <= size && mean.length === 1 : size <= resize
   require(fits, 'preprocessing.size', 'one that the resize allows')
   const pixels = size * size * mean.length

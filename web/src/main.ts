@@ -29,11 +29,11 @@ let asked = false
 
 const listener: Listener = {
   makingKeys(share) {
-    const text = share < 1 ? 'Making keys for this visit.' : 'The secret key stays in this tab.'
+    const text = share < 1 ? 'Generating keys for this visit.' : 'The secret key stays in this tab.'
     making.show(text, share)
   },
   sendingKeys(share, bytes) {
-    serving.show(`Receiving evaluation keys: ${megabytes(bytes)}, sent once.`, share)
+    serving.show(`Receiving evaluation keys (${megabytes(bytes)}, sent only once).`, share)
   },
   encrypted(ciphertext) {
     sent = ciphertext
@@ -65,7 +65,7 @@ async function ask(): Promise<void> {
     const logits = await mine.ask(values)
     if (mine !== session) return
     if (asked) showAnswer(spec, logits)
-    else showError('the picture changed while the server computed, so the answer is not shown.')
+    else showError('the picture changed while the server was computing, so the answer is not shown.')
   } catch (error) {
     if (mine !== session) return
     showError(error)
@@ -108,8 +108,8 @@ function leaveNetwork(): void {
 function costText({ upload_bytes, seconds }: NetworkSummary): string {
   const making = Math.round(upload_bytes / KEY_BYTES_PER_SECOND)
   return (
-    `This network needs ${megabytes(upload_bytes)} of keys. Your first picture makes them, in about ${making} s, ` +
-    `and sends them once. The server then computes for about ${Math.round(seconds)} s per picture.`
+    `This network needs ${megabytes(upload_bytes)} of keys. They are generated for your first picture, in about ${making} s, ` +
+    `and sent once. The server then computes for about ${Math.round(seconds)} s per picture.`
   )
 }
 
@@ -182,7 +182,7 @@ function askForToken(): Promise<string> {
         showError(undefined)
         resolve(service.token)
       } catch (error) {
-        showError(error instanceof Refusal && error.status === 401 ? new Error('the service does not know this token.') : error)
+        showError(error instanceof Refusal && error.status === 401 ? new Error('the service does not accept this token.') : error)
       }
     })
   })

@@ -201,7 +201,7 @@ function parsedJson(text: string): unknown {
   try {
     return JSON.parse(text)
   } catch {
-    throw new Error('the server sent something that is not JSON.')
+    throw new Error('the server sent a response that is not JSON.')
   }
 }
 

@@ -29,7 +29,7 @@ class Vault implements Calls {
   }
 
   static async open(spec: ClientSpec): Promise<Vault> {
-    if (!spec.browser_parameters) throw new Error('this network does not use SEAL, the only library of this page.')
+    if (!spec.browser_parameters) throw new Error('this network does not use SEAL, the only library that this page supports.')
     const seal = await initialise({ locateFile: () => wasm }).catch(() => {
       throw new Error('this browser cannot run SEAL (WebAssembly with exceptions): use a newer browser.')
     })
@@ -83,7 +83,7 @@ class Vault implements Calls {
   messageOf(error: unknown): string {
     if (error instanceof Error) return error.message
     const { getExceptionMessage } = this.seal as unknown as { getExceptionMessage(error: unknown): string[] }
-    return `SEAL says: ${getExceptionMessage(error).at(-1)}.`
+    return `SEAL reported an error: ${getExceptionMessage(error).at(-1)}.`
   }
 }
 

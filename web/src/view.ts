@@ -5,12 +5,12 @@ import type { Job } from './service.ts'
 import type { Entry } from './session.ts'
 
 const STEPS: Record<Entry['step'], { text: string; where: 'device' | 'sent' | 'server' }> = {
-  'make keys': { text: 'Secret key and evaluation keys made', where: 'device' },
+  'make keys': { text: 'Secret key and evaluation keys generated', where: 'device' },
   'send keys': { text: 'Evaluation keys sent (once)', where: 'sent' },
   encrypt: { text: 'Picture encrypted', where: 'device' },
   send: { text: 'Ciphertext sent', where: 'sent' },
-  compute: { text: 'Network computed on the ciphertext', where: 'server' },
-  fetch: { text: 'Encrypted logits fetched', where: 'sent' },
+  compute: { text: 'Network evaluated on the ciphertext', where: 'server' },
+  fetch: { text: 'Encrypted logits received', where: 'sent' },
   decrypt: { text: 'Logits decrypted', where: 'device' },
 }
 const PLACES = { device: 'this device', sent: 'in transit', server: 'the server' }
