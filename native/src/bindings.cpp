@@ -155,7 +155,7 @@ NB_MODULE(polynext_native, m) {
     nb::class_<Evaluator>(m, "Evaluator", "Operations on ciphertexts of one ring.")
         .def_prop_ro("instruction_set", [](const Evaluator& e) { return std::string(e.ring().kernels->name); })
         .def_prop_rw("threads", [](const Evaluator& e) { return e.ring().threads.count(); }, &set_threads,
-                     "Threads that compute. Set it only while nothing is computed; set it to 1 before a fork.")
+                     "Threads that compute, of all callers together. Set it to 1 before a fork.")
         .def("load", &load, nb::arg("array"), "A ciphertext from SEAL's array.")
         .def("load_plaintext", &load_plaintext, nb::arg("array"), "A plaintext from SEAL's array.")
         .def("encode", &encode, nb::arg("coefficients"), nb::arg("primes"), nb::arg("compact") = false,

@@ -4,7 +4,10 @@
 
 namespace polynext {
 
+// Loops that are running go on meanwhile: workers finish what they have begun, and callers do the rest of their own loops.
 void Threads::resize(int count) {
+    std::lock_guard<std::mutex> alone(resizing_);
+    if (count == count_) return;
     stop();
     count_ = count;
     for (int i = 1; i < count; i++) workers_.emplace_back([this] { work(); });
@@ -18,6 +21,7 @@ void Threads::stop() {
     opened_.notify_all();
     for (std::thread& worker : workers_) worker.join();
     workers_.clear();
+    std::lock_guard<std::mutex> guard(lock_);
     stopping_ = false;
 }
 

@@ -1,6 +1,7 @@
 """Every operation against integer arithmetic, for each instruction set of this machine."""
 
 import random
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -158,6 +159,31 @@ def test_several_callers_share_the_threads(instruction_set: str) -> None:
         found = list(callers.map(lambda value: e.rescale(e.add(value, value)).array(), values * 25))
     for i, array in enumerate(found):
         assert (array == wanted[i % 4]).all()
+
+
+def test_the_number_of_threads_can_change_while_others_compute() -> None:
+    data, special = ring(36, 3)
+    e = native.evaluator(DEGREE, data, special)
+    a = e.load(random_words((2, 3, DEGREE), data, random.Random(0)))
+    wanted = e.add(a, a).array()
+
+    def compute(seed: int) -> bool:
+        rng = random.Random(seed)
+        for _ in range(200):
+            e.threads = rng.randint(1, 3)
+            if (e.add(a, a).array() != wanted).any():
+                return False
+        return True
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as callers:
+            assert all(callers.map(compute, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    e.threads = 2
+    assert e.threads == 2 and (e.add(a, a).array() == wanted).all()
 
 
 def test_sums_and_dropped_primes(instruction_set: str) -> None:

@@ -1,6 +1,8 @@
 """The native extension against SEAL: the same words, operation by operation, and the same answers."""
 
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polynext.encrypted.runtime.backends import get_backend
-from polynext.encrypted.runtime.backends.protocol import CONJUGATION
+from polynext.encrypted.runtime.backends.protocol import CONJUGATION, EvaluationKeys
 from polynext.encrypted.runtime.counting import CountingEvaluator
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.parameters import Parameters
@@ -148,6 +150,32 @@ def test_compact_weights_give_the_same_answer(plan: Any, examples: np.ndarray) -
         counter = CountingEvaluator(plan.parameters, plan.program.rotations, compacts=True)
         encode_program(plan.program, counter, cache)
         assert size <= counter.plaintext_bytes
+
+
+def test_evaluators_of_a_ring_share_its_threads() -> None:
+    """An evaluator that asks for no number of them leaves it as it is."""
+    ring, no_keys = get_backend("seal").ring(RINGS["short primes"]), EvaluationKeys(None, {})
+    first = ring.evaluator(no_keys, 2)
+    assert ring.evaluator(no_keys).threads == first.threads == 2
+    assert ring.evaluator(no_keys, 1).threads == first.threads == 1
+
+
+def test_evaluators_can_be_made_while_others_compute() -> None:
+    ring, no_keys = get_backend("seal").ring(RINGS["short primes"]), EvaluationKeys(None, {})
+    values = np.arange(1.0, ring.parameters.slots + 1)
+
+    def encode(caller: int) -> set[int]:
+        made = (ring.evaluator(no_keys, 1 + (caller + i) % 3) for i in range(20))
+        return {evaluator.encode(values, 0, 2.0**12).body.nbytes for evaluator in made}
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as callers:
+            sizes = set().union(*callers.map(encode, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(sizes) == 1
 
 
 def test_an_unknown_engine_is_refused(monkeypatch) -> None:

@@ -119,7 +119,7 @@ class ClearRing(Ring):
     def deliver(self, source: Path, target: Path, dialect: str) -> None:
         shutil.copyfile(source, target)
 
-    def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> "ClearEvaluator":
+    def evaluator(self, keys: EvaluationKeys, threads: int | None = None) -> "ClearEvaluator":
         return ClearEvaluator(self.parameters, tuple(keys.rotations))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -54,14 +55,16 @@ class NativePlaintext:
 
 
 class NativeEvaluator(Evaluator):
-    """Arithmetic by the extension, on `threads` threads. `exact` results equal SEAL's bit for bit, for tests."""
+    """Arithmetic by the extension, on the threads of its ring, whose number `threads` changes unless it is None.
+    `exact` results equal SEAL's bit for bit, for tests."""
 
     compacts = True
 
-    def __init__(self, ring: SealRing, keys: EvaluationKeys, threads: int = 1, exact: bool = False):
+    def __init__(self, ring: SealRing, keys: EvaluationKeys, threads: int | None = None, exact: bool = False):
         self.ring, self.parameters = ring, ring.parameters
         self.native = native_ring(ring, exact)
-        self.use_threads(threads)
+        if threads is not None:
+            self.use_threads(threads)
         self.converted: WeakKeyDictionary[SealCiphertext, polynext_native.Ciphertext] = WeakKeyDictionary()
         self.relinearisation = keys.relinearisation and native_key(ring, keys.relinearisation, 1, exact)
         self.rotations = {
@@ -74,8 +77,7 @@ class NativeEvaluator(Evaluator):
         return self.native.threads
 
     def use_threads(self, count: int) -> None:
-        if count != self.threads:
-            self.native.threads = count
+        self.native.threads = count
 
     def wrap(self, body: polynext_native.Ciphertext, level: int, scale: float) -> NativeCiphertext:
         return NativeCiphertext(self.ring, body, level, scale)
@@ -184,17 +186,19 @@ def without_rounding_errors(coefficients: Array, values: Array) -> Array:
 
 
 RINGS: WeakKeyDictionary[SealRing, dict[bool, polynext_native.Evaluator]] = WeakKeyDictionary()
+RINGS_LOCK = Lock()
 
 
 def native_ring(ring: SealRing, exact: bool = False) -> polynext_native.Evaluator:
     """The extension's form of a ring. All evaluators of a ring share its tables and its threads."""
-    made = RINGS.setdefault(ring, {})
-    if exact not in made:
-        primes, special = ring.key_primes, ring.parameters.special_primes
-        made[exact] = polynext_native.evaluator(
-            ring.parameters.ring_degree, primes[:-special], primes[-special:], exact=exact
-        )
-    return made[exact]
+    with RINGS_LOCK:
+        made = RINGS.setdefault(ring, {})
+        if exact not in made:
+            primes, special = ring.key_primes, ring.parameters.special_primes
+            made[exact] = polynext_native.evaluator(
+                ring.parameters.ring_degree, primes[:-special], primes[-special:], exact=exact
+            )
+        return made[exact]
 
 
 def native_key(ring: SealRing, key: Any, element: int, exact: bool = False) -> polynext_native.Key:

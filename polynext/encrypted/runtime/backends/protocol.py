@@ -237,8 +237,9 @@ class Ring(UploadHandling):
         return
 
     @abstractmethod
-    def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> "Evaluator":
-        """Computes with these keys. Libraries with threads use `threads` of them."""
+    def evaluator(self, keys: EvaluationKeys, threads: int | None = None) -> "Evaluator":
+        """Computes with these keys. Libraries with threads use `threads` of them, for all evaluators of the ring
+        together. None leaves their number as it is, at first 1."""
 
 
 class SecretKey(ABC):

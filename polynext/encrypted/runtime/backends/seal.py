@@ -241,7 +241,7 @@ class SealRing(Ring):
         if self.parameters.hybrid_keys:
             require_hybrid_engine()
 
-    def evaluator(self, keys: EvaluationKeys, threads: int = 1) -> Evaluator:
+    def evaluator(self, keys: EvaluationKeys, threads: int | None = None) -> Evaluator:
         self.require_engine()
         if evaluation_engine().name == "seal":
             return SealEvaluator(self, keys)
