@@ -64,11 +64,13 @@ class EncodedCombination:
 
     def encode(self, giant: int) -> Iterator[tuple[int, int, Plaintext]]:
         for source, baby, offset in self.places.get(giant, ()):
-            rolled: Any = self.combination.pattern(source, self.factor)
+            values: Any
             if self.evaluator.needs_values:
-                rolled = np.roll(self.factor * self.combination.vector(source, offset), self.total_rotation[giant])
+                values = np.roll(self.factor * self.combination.vector(source, offset), self.total_rotation[giant])
+            else:
+                values = self.combination.pattern(source, self.factor)
             compact = self.evaluator.compacts and not self.cache
-            plain = self.evaluator.encode(rolled, self.step.level, self.plain_scales[source], compact)
+            plain = self.evaluator.encode(values, self.step.level, self.plain_scales[source], compact)
             if plain is not None:
                 yield source, baby, plain
 
