@@ -97,6 +97,15 @@ def test_encoded_values_and_sums_agree(pair: Pair, seed: int, count: int) -> Non
         np.testing.assert_allclose(other, found[0], atol=1e-2 * count)
 
 
+def test_an_imaginary_constant_is_encoded(pair: Pair) -> None:
+    """Its square is -1."""
+    values = np.random.default_rng(0).normal(size=pair.slots)
+    imaginary = pair.fast.encode(np.full(pair.slots, 1j), 0, 2.0**12)
+    once = pair.fast.accumulate(None, pair.secret.encrypt(values), imaginary)
+    twice = pair.fast.accumulate(None, once, imaginary)
+    np.testing.assert_allclose(decrypted(twice, pair.secret), -values, atol=0.2)
+
+
 def test_values_too_small_for_a_scale_have_no_plaintext(pair: Pair) -> None:
     assert pair.native.encode(np.full(pair.slots, 1e-9), 0, 2.0**12) is None
 

@@ -173,9 +173,10 @@ class NativeEvaluator(Evaluator):
 
 def without_rounding_errors(coefficients: Array, values: Array) -> Array:
     """Restores what the extension stores plaintexts by, which a rounding error of long coefficients would hide. Values
-    with a period are a polynomial in a power of x. If they are real, coefficient n - k is minus coefficient k."""
+    with a period p > 1 are a polynomial in x^(n / 2p); equal values have period 2, since i is a multiple of
+    x^(n / 4) + x^(3n / 4). If values are real, coefficient n - k is minus coefficient k."""
     n, period = len(coefficients), len(values)
-    while period > 1 and np.array_equal(values[: period // 2], values[period // 2 : period]):
+    while period > 2 and np.array_equal(values[: period // 2], values[period // 2 : period]):
         period //= 2
     kept = np.zeros(n)
     kept[:: len(values) // period] = coefficients[:: len(values) // period]
