@@ -9,7 +9,11 @@ from polynext.arrays import Array
 from polynext.encrypted.runtime.backends.protocol import CONJUGATION, Evaluator, SlotPattern
 from polynext.encrypted.runtime.parameters import Parameters
 
+# How the native extension stores plaintexts: coefficients take 4 bytes below this scale and 8 from it on; there are at
+# least so many of them, however short the period; and a few bytes follow the rows of one that is not compact.
 SHORT_SCALE = 2.0**31
+LEAST_COEFFICIENTS = 256
+BYTES_AFTER_ROWS = 64
 
 
 @dataclass(eq=False)
@@ -94,12 +98,14 @@ class CountingEvaluator(Evaluator):
         made = Constants(level, scale, None if isinstance(values, SlotPattern) else values, compact)
         repeats = 1
         if self.compacts and isinstance(values, SlotPattern):
-            repeats = self.parameters.slots // values.period
+            longest = self.parameters.ring_degree // LEAST_COEFFICIENTS
+            repeats = min(self.parameters.slots // values.period, longest)
             made.share = 1 / repeats / (1 + values.real)
         if compact:  # coefficients are smaller than the scale, unless weights are large
             self.plaintext_bytes += self.parameters.ring_degree // repeats * (4 if scale < SHORT_SCALE else 8)
         else:
             self.plaintext_bytes += int(made.share * self.parameters.plaintext_bytes(level))
+            self.plaintext_bytes += BYTES_AFTER_ROWS * self.compacts
         return made
 
     def add(self, left: Slots, right: Slots) -> Slots:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polynext.encrypted.runtime.backends import get_backend
-from polynext.encrypted.runtime.backends.protocol import CONJUGATION, EvaluationKeys
+from polynext.encrypted.runtime.backends.protocol import CONJUGATION, EvaluationKeys, SlotPattern
 from polynext.encrypted.runtime.counting import CountingEvaluator
 from polynext.encrypted.runtime.execution import encode_program, execute
 from polynext.encrypted.runtime.parameters import Parameters
@@ -159,6 +159,22 @@ def test_compact_weights_give_the_same_answer(plan: Any, examples: np.ndarray) -
         counter = CountingEvaluator(plan.parameters, plan.program.rotations, compacts=True)
         encode_program(plan.program, counter, cache)
         assert size <= counter.plaintext_bytes
+
+
+@pytest.mark.parametrize("period", [1, 64, 2**10, 2**12])
+@pytest.mark.parametrize("scale", [2.0**12, 2.0**40])
+@pytest.mark.parametrize("real", [True, False])
+def test_the_counted_size_of_a_plaintext_is_its_size(period: int, scale: float, real: bool) -> None:
+    ring = get_backend("seal").ring(RINGS["short primes"])
+    evaluator = ring.evaluator(EvaluationKeys(None, {}))
+    rng = np.random.default_rng(period)
+    values = rng.uniform(1, 2, period) + (0 if real else 1j * rng.uniform(1, 2, period))
+    values = np.tile(values, ring.parameters.slots // period)
+    for compact in (False, True):
+        plain = evaluator.encode(values, 1, scale, compact)
+        counter = CountingEvaluator(ring.parameters, (), compacts=True)
+        counter.encode(SlotPattern(period, real), 1, scale, compact)
+        assert counter.plaintext_bytes == plain.body.nbytes
 
 
 def test_evaluators_of_a_ring_share_its_threads() -> None:
