@@ -177,6 +177,16 @@ def test_the_counted_size_of_a_plaintext_is_its_size(period: int, scale: float, 
         assert counter.plaintext_bytes == plain.body.nbytes
 
 
+def test_seals_own_evaluator_has_its_tables_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extension needs those of one level only, for loading keys."""
+    monkeypatch.setenv("POLYNEXT_ENGINE", "seal")
+    ring = get_backend("seal").ring(RINGS["short primes"])
+    assert ring.key_context is ring.context
+    monkeypatch.setenv("POLYNEXT_ENGINE", "native")
+    other = get_backend("seal").ring(RINGS["short primes"])
+    assert other.key_context is not other.context
+
+
 def test_evaluators_of_a_ring_share_its_threads() -> None:
     """An evaluator that asks for no number of them leaves it as it is."""
     ring, no_keys = get_backend("seal").ring(RINGS["short primes"]), EvaluationKeys(None, {})

@@ -123,8 +123,10 @@ class SealRing(Ring):
 
     @cached_property
     def key_context(self) -> Any:
-        """For loading keys."""
-        return self.__dict__.get("context") or self.make_context(len(self.moduli), all_levels=False)
+        """For loading keys. Where all levels are needed anyway, they share the tables."""
+        if evaluation_engine().name == "seal" or "context" in self.__dict__:
+            return self.context
+        return self.make_context(len(self.moduli), all_levels=False)
 
     @cached_property
     def image_context(self) -> Any:
