@@ -135,7 +135,6 @@ NB_MODULE(polynext_native, m) {
             if (select_kernels(name, 0)) names.emplace_back(name);
         return names;
     }, "The instruction sets of this machine that there are kernels for, the fastest first.");
-    m.def("release_memory", &release_memory, "Give unused memory back to the system.");
     m.def("memory_in_use", &memory_in_use, "Bytes of all live ciphertexts, plaintexts, keys and tables.");
 
     nb::class_<Ciphertext>(m, "Ciphertext", "Two polynomials over the first primes of the ring.")

@@ -25,7 +25,6 @@ constexpr std::size_t SMALL = 4096;                          // words; smaller b
 constexpr std::size_t GAP = 9 * LINE;
 
 std::mutex lock;
-std::map<u64*, std::size_t> arenas;      // start and words
 std::map<u64*, std::size_t> free_spans;  // neighbours are merged, so that buffers of any size can follow
 std::atomic<std::size_t> in_use{0};
 
@@ -62,7 +61,6 @@ void add_arena(std::size_t count) {
 #if defined(__linux__)
     madvise(start, bytes, MADV_HUGEPAGE);
 #endif
-    arenas[start] = size;
     free_spans[start] = size;
 }
 
@@ -79,14 +77,13 @@ u64* take_span(std::size_t size) {
     return nullptr;
 }
 
-// Spans of different arenas are never merged: an arena is given back as a whole.
 void return_span(u64* start, std::size_t size) {
     auto next = free_spans.lower_bound(start);
-    if (next != free_spans.end() && start + size == next->first && !arenas.count(next->first)) {
+    if (next != free_spans.end() && start + size == next->first) {
         size += next->second;
         next = free_spans.erase(next);
     }
-    if (next != free_spans.begin() && !arenas.count(start)) {
+    if (next != free_spans.begin()) {
         const auto before = std::prev(next);
         if (before->first + before->second == start) {
             before->second += size;
@@ -123,20 +120,6 @@ void free_words(u64* words, std::size_t count) {
     }
     std::lock_guard<std::mutex> guard(lock);
     return_span(words, span_of(count));
-}
-
-void release_memory() {
-    std::lock_guard<std::mutex> guard(lock);
-    for (auto arena = arenas.begin(); arena != arenas.end();) {
-        const auto span = free_spans.find(arena->first);
-        if (span == free_spans.end() || span->second != arena->second) {
-            ++arena;
-            continue;
-        }
-        give_back(arena->first);
-        free_spans.erase(span);
-        arena = arenas.erase(arena);
-    }
 }
 
 std::size_t memory_in_use() { return in_use; }

@@ -9,8 +9,7 @@ namespace polynext {
 
 u64* allocate_words(std::size_t count);
 void free_words(u64* words, std::size_t count);
-void release_memory();         // gives unused memory back to the system
-std::size_t memory_in_use();   // bytes of all buffers
+std::size_t memory_in_use();  // bytes of all buffers
 
 // A buffer that owns its memory. Its content is not initialised.
 class Words {
