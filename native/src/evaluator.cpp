@@ -122,12 +122,10 @@ const u64* Evaluator::row_of(const Plaintext& plain, int prime, Words& scratch) 
     return scratch.data();
 }
 
-// Words of a row with their repetitions. They must not be on both sides of the middle.
-const u64* Evaluator::expanded(u64* out, const Plaintext& plain, const u64* row, std::size_t at, std::size_t length) const {
-    if (!plain.repeats()) return row + at;
+// Words of a row of a plaintext that repeats, with their repetitions. They must not be on both sides of the middle.
+void Evaluator::expand(u64* out, const Plaintext& plain, const u64* row, std::size_t at, std::size_t length) const {
     const bool backwards = plain.mirrored && at >= ring_->n / 2;
     ring_->kernels->expand(out, row, at, length, plain.shift, backwards, ring_->n >> plain.shift);
-    return out;
 }
 
 // Except in exact mode, keys are permuted backwards here: digits can then be made before it is known by how much to rotate,
@@ -175,7 +173,7 @@ Ciphertext Evaluator::add_plain(const Ciphertext& a, const Plaintext& b) const {
         Words scratch;
         const u64* row = row_of(b, i, scratch);
         if (b.repeats()) {
-            for (std::size_t at : {std::size_t(0), n / 2}) expanded(to + at, b, row, at, n / 2);
+            for (std::size_t at : {std::size_t(0), n / 2}) expand(to + at, b, row, at, n / 2);
             row = to;
         }
         ring_->kernels->restore(to, row, ring_->prime(i));
@@ -189,7 +187,8 @@ Ciphertext Evaluator::add_plain(const Ciphertext& a, const Plaintext& b) const {
 std::vector<Ciphertext> Evaluator::sums(const std::vector<Terms>& sums) const {
     std::vector<Ciphertext> made;
     int primes = 0;
-    bool compact = false;
+    bool compact = false, repeats = false;
+    std::size_t most = 0;  // terms of a sum
     for (const Terms& terms : sums) {
         if (terms.empty()) throw std::invalid_argument("a sum has no terms");
         if (!primes) primes = terms[0].first->primes;
@@ -197,7 +196,9 @@ std::vector<Ciphertext> Evaluator::sums(const std::vector<Terms>& sums) const {
             require_same_level(primes, factor->primes);
             require_same_level(primes, plain->primes);
             compact |= plain->compact();
+            repeats |= plain->repeats();
         }
+        most = std::max(most, terms.size());
         made.push_back(fresh(primes));
     }
     // A few tasks for each thread, whatever the number of primes; but each compact plaintext is transformed once.
@@ -206,6 +207,7 @@ std::vector<Ciphertext> Evaluator::sums(const std::vector<Terms>& sums) const {
     ring_->threads.loop(primes * parts, [&](int task) {
         const int i = task / parts;
         const std::size_t start = task % parts * tiles / parts * tile, end = (task % parts + 1) * tiles / parts * tile;
+        TileScratch tiled(most, repeats ? tile : 0);
         std::vector<Words> scratch;  // of compact plaintexts
         const auto rows_of = [&](const Terms& terms) {
             std::vector<const u64*> rows;
@@ -214,30 +216,33 @@ std::vector<Ciphertext> Evaluator::sums(const std::vector<Terms>& sums) const {
         };
         if (compact) {  // one sum at a time, to have few rows in memory
             for (std::size_t s = 0; s < sums.size(); s++, scratch.clear())
-                sum_tiles(made[s], sums[s], rows_of(sums[s]), i, start, end);
+                sum_tiles(made[s], sums[s], rows_of(sums[s]), i, start, end, tiled);
             return;
         }
         std::vector<std::vector<const u64*>> rows;
         for (const Terms& terms : sums) rows.push_back(rows_of(terms));
         // All sums go through a tile of the ciphertexts before the next tile is read: from memory come only the plaintexts.
         for (std::size_t at = start; at < end; at += tile)
-            for (std::size_t s = 0; s < sums.size(); s++) sum_tiles(made[s], sums[s], rows[s], i, at, at + tile);
+            for (std::size_t s = 0; s < sums.size(); s++) sum_tiles(made[s], sums[s], rows[s], i, at, at + tile, tiled);
     });
     return made;
 }
 
 // One sum modulo one prime. `rows` are those of its plaintexts.
 void Evaluator::sum_tiles(Ciphertext& made, const Terms& terms, const std::vector<const u64*>& rows, int prime,
-                          std::size_t start, std::size_t end) const {
+                          std::size_t start, std::size_t end, TileScratch& scratch) const {
     const std::size_t n = ring_->n, tile = tile_words(), count = terms.size();
     const std::size_t first = prime * n, second = (made.primes + prime) * n;
-    Words repeated(count * tile);
-    std::vector<const u64*> c0(count), c1(count), plain(count);
+    auto& [repeated, c0, c1, plain] = scratch;
     for (std::size_t at = start; at < end; at += tile) {
         for (std::size_t t = 0; t < count; t++) {
             c0[t] = terms[t].first->words.data() + first + at;
             c1[t] = terms[t].first->words.data() + second + at;
-            plain[t] = expanded(repeated.data() + t * tile, *terms[t].second, rows[t], at, tile);
+            const Plaintext& factor = *terms[t].second;
+            plain[t] = rows[t] + at;
+            if (!factor.repeats()) continue;
+            expand(repeated.data() + t * tile, factor, rows[t], at, tile);
+            plain[t] = repeated.data() + t * tile;
         }
         ring_->kernels->plain_products(made.words.data() + first + at, made.words.data() + second + at, c0.data(), c1.data(),
                                        plain.data(), int(count), tile, ring_->prime(prime));

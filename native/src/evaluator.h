@@ -74,9 +74,16 @@ class Evaluator {
     std::size_t tile_words() const;
     void transform(u64* row, const Plaintext& compact, int prime) const;
     const u64* row_of(const Plaintext& plain, int prime, Words& scratch) const;
-    const u64* expanded(u64* out, const Plaintext& plain, const u64* row, std::size_t at, std::size_t length) const;
+    void expand(u64* out, const Plaintext& plain, const u64* row, std::size_t at, std::size_t length) const;
+    // What a task needs for a tile of the longest sum, allocated once. `repeated_words` of a term are 0 if none repeats.
+    struct TileScratch {
+        TileScratch(std::size_t terms, std::size_t repeated_words)
+            : repeated(terms * repeated_words), c0(terms), c1(terms), plain(terms) {}
+        Words repeated;
+        std::vector<const u64*> c0, c1, plain;
+    };
     void sum_tiles(Ciphertext& made, const Terms& terms, const std::vector<const u64*>& rows, int prime, std::size_t start,
-                   std::size_t end) const;
+                   std::size_t end, TileScratch& scratch) const;
     const BaseConversion& digit(int g, int primes) const;
     Words digits_of(const u64* polynomial, int primes) const;
     void digits_modulo(u64* out, const u64* digits, const u64* polynomial, int primes, int prime) const;
