@@ -47,27 +47,34 @@ class RunningNorm(nn.Module):
         return super().train(mode and not self.frozen)
 
 
+def with_running_statistics(model: nn.Module) -> list[RunningNorm]:
+    """The norms whose statistics training updates."""
+    norms = [module for module in model.modules() if isinstance(module, RunningNorm) and not module.frozen]
+    if not norms:
+        raise PolyNeXtError(f"{type(model).__name__} has no running statistics: use a `_bn` model.")
+    return norms
+
+
 def freeze_statistics(model: nn.Module) -> None:
     """Freezes the running statistics: from now on the network trains as the polynomial that it is at inference."""
-    norms = [module for module in model.modules() if isinstance(module, RunningNorm)]
-    if not norms:
-        raise PolyNeXtError(f"{type(model).__name__} has no running statistics to freeze: use a `_bn` model.")
-    for norm in norms:
+    for norm in with_running_statistics(model):
         norm.frozen = True
         norm.eval()
 
 
 @torch.no_grad()
 def estimate_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Sets the running statistics to the means over batches of images. Leaves the network in train mode."""
-    norms = [module for module in model.modules() if isinstance(module, RunningNorm)]
-    model.train()
+    """Sets the running statistics to their means over batches of images. Leaves the network in eval mode."""
+    norms = with_running_statistics(model.eval())  # stochastic depth would change the statistics
+    for norm in norms:
+        norm.train()
     for i, images in enumerate(batches):
         for norm in norms:
             norm.momentum = 1 / (i + 1)
         model(images)
     for norm in norms:
         norm.momentum = MOMENTUM
+        norm.eval()
 
 
 class PositionNorm2d(RunningNorm):

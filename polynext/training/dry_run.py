@@ -32,7 +32,7 @@ from polynext.memory import available_memory, peak_memory, reset_peak_memory, re
 from polynext.models.costs import count_parameters
 from polynext.threads import idle_threads_give_way
 from polynext.training.folder import STATES_KEPT, RunFolder
-from polynext.training.loop import TrainingLoop, stride_warnings_ignored
+from polynext.training.loop import STATISTICS_BATCHES, TrainingLoop, stride_warnings_ignored
 from polynext.training.task import Task
 
 STEPS = 2  # of each phase
@@ -254,13 +254,16 @@ def check_phase(report: DryRunReport, loop: TrainingLoop, name: str, step: int) 
 
 
 def check_evaluation(report: DryRunReport, loop: TrainingLoop) -> float:
-    """Evaluates a sample, and returns the estimated seconds of all images."""
+    """Evaluates a sample, and returns the estimated seconds of a whole evaluation."""
     whole = loop.task.sample_evaluation(EVALUATED)
+    start = time.monotonic()
+    loop.estimate_statistics(STEPS)
+    of_statistics = (time.monotonic() - start) * STATISTICS_BATCHES / STEPS
     start = time.monotonic()
     figures = loop.evaluate()
     taken = time.monotonic() - start
     report.add("evaluation", f"{loop.task.figure(figures[loop.task.score])} of {min(EVALUATED, whole)} images")
-    return taken * whole / min(EVALUATED, whole)
+    return of_statistics + taken * whole / min(EVALUATED, whole)
 
 
 def estimate_cost(

@@ -22,7 +22,7 @@ from polynext.config import LoopConfig, field_values, to_yaml
 from polynext.data.loader import batches, epoch_order, seed_everything
 from polynext.distributed import Processes, processes
 from polynext.errors import PolyNeXtError
-from polynext.nn import estimate_statistics
+from polynext.nn.norm import estimate_statistics, with_running_statistics
 from polynext.training.diagnostics import CellRecord, Diagnostics
 from polynext.training.folder import WEIGHTS, RunFolder, read_state
 from polynext.training.optimizer import restore_optimizer
@@ -78,6 +78,8 @@ class TrainingLoop:
                 f"there are {task.images} training images, fewer than one batch of {config.batch_size}: "
                 "give a smaller `batch_size`."
             )
+        if config.ema.decay and config.ema.statistics == "estimated":
+            with_running_statistics(self.model)  # raises if there are none
         self.steps_in_an_epoch = task.images // config.batch_size
         self.average: AveragedModel | None = None
         if config.compile:
@@ -218,6 +220,7 @@ class TrainingLoop:
         progress.totals, progress.counts = Progress().totals, {}
         if progress.step == self.task.steps or self.task.evaluates(progress.step):
             with reporter.pause(), self.profile("evaluation"):
+                self.estimate_statistics()
                 record |= self.evaluate()
         if self.group.first:
             self.folder.log(record)
@@ -231,8 +234,6 @@ class TrainingLoop:
         last = best = figures[score]
         better = self.model
         if self.average is not None:
-            if self.config.ema.statistics == "estimated":
-                self.estimate_statistics(self.average.module)
             of_average = self.task.evaluate(self.average.module)
             figures |= {f"ema_{name}": figure for name, figure in of_average.items()}
             if of_average[score] > last:
@@ -243,15 +244,24 @@ class TrainingLoop:
         self.progress.best = max(best, self.progress.best)
         return figures
 
-    def estimate_statistics(self, model: nn.Module) -> None:
-        """The running statistics of averaged weights, on the first training images of the last epoch."""
+    def estimate_statistics(self, most_batches: int = STATISTICS_BATCHES) -> None:
+        """Sets the running statistics of the averaged weights, if the config asks for it.
+
+        They are estimated on the first training images of the last epoch.
+        """
+        if self.average is None or self.config.ema.statistics != "estimated":
+            return
         epoch, group = (self.progress.step - 1) // self.steps_in_an_epoch, self.group
-        numbers = range(min(STATISTICS_BATCHES, self.steps_in_an_epoch * self.accumulate))
-        order, share = epoch_order(self.task.images, self.config.seed, epoch), (group.rank, group.count)
-        examples, size = self.task.examples(epoch), self.micro_batch * group.count
-        loader = batches(examples, size, numbers, order, share, self.task.workers)
-        seed_everything(self.config.seed, self.progress.step)
-        # Compiling another program, for train mode without gradients, would take longer.
+        loader = batches(
+            self.task.examples(epoch),
+            self.micro_batch * group.count,
+            range(min(most_batches, self.steps_in_an_epoch * self.accumulate)),
+            epoch_order(self.task.images, self.config.seed, epoch),
+            (group.rank, group.count),
+            self.task.workers,
+        )
+        model = self.average.module
+        # Compiling another program, for these norms in train mode without gradients, would take longer.
         with self.autocast(), torch.compiler.set_stance("force_eager"):
             estimate_statistics(model, (images.to(group.device) for images, _ in loader))
         group.agree(model.buffers())

@@ -35,6 +35,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
             weight_decay=config.weight_decay,
             momentum=config.betas[0],
             betas=config.betas,
+            eps=config.eps,
             nesterov=True,
             adjust_lr_fn="match_rms_adamw",
         )

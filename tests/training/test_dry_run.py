@@ -65,7 +65,8 @@ def small(config: TrainConfig, root: Path) -> TrainConfig:
         size = min(32, preprocessing.size)
         preprocessing = dataclasses.replace(preprocessing, size=size, resize=size + 2)
     file = root / f"{config.data.name}.npz"
-    data = dataclasses.replace(config.data, root=file, workers=0, preprocessing=preprocessing)
+    validation = min(config.data.validation, 1000)
+    data = dataclasses.replace(config.data, root=file, workers=0, preprocessing=preprocessing, validation=validation)
     return dataclasses.replace(config, data=data)
 
 

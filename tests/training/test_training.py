@@ -267,7 +267,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path, name: str, variant: str)
 
 # Muon, and statistics that are estimated for averaged weights, have a state of their own.
 FULLY_POLYNOMIAL = dict(
-    model=ModelConfig(name="cpolynext_nano_bn"),
+    model=ModelConfig(name="cpolynext_nano_bn", drop_path=0.2),
     optimizer=OptimizerConfig(name="muon", lr=4e-3),
     ema=EmaConfig(decay=0.5, start=0.0, statistics="estimated"),
 )
@@ -304,8 +304,9 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(changes: dict, tmp_p
     assert without_speed("parts") == without_speed("whole")
 
 
-def test_results_do_not_depend_on_worker_processes(tmp_path) -> None:
-    config = short(epochs=1)
+@pytest.mark.parametrize("changes", [{}, FULLY_POLYNOMIAL], ids=["layer norm", "fully polynomial"])
+def test_results_do_not_depend_on_worker_processes(changes: dict, tmp_path) -> None:
+    config = short(epochs=1, **changes)
     for workers, name in ((0, "none"), (64, "many")):
         train(
             dataclasses.replace(config, data=dataclasses.replace(config.data, workers=workers)),
@@ -313,6 +314,12 @@ def test_results_do_not_depend_on_worker_processes(tmp_path) -> None:
             quiet=True,
         )
     assert_same(weights(tmp_path / "none"), weights(tmp_path / "many"))
+
+
+def test_only_running_statistics_can_be_estimated(tmp_path) -> None:
+    config = short(ema=EmaConfig(decay=0.5, statistics="estimated"))
+    with pytest.raises(polynext.PolyNeXtError, match="PolyNeXt has no running statistics: use a `_bn` model"):
+        train(config, tmp_path / "run", quiet=True)
 
 
 @pytest.fixture
