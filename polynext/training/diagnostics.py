@@ -39,8 +39,7 @@ class Diagnostics:
         activation, gradient: root mean square of the cell's output and of its gradient.
         stack_activations, stack_gradients: largest absolute value of each stack's output and of its gradient.
         largest_product: largest absolute value of a fused map in PolyConv or PolyMLP.
-        branches: `BranchGradients.summary` of each PolyConv and PolyMLP; empty in memory-saving training, which does
-            not keep the branches.
+        branches: `BranchGradients.summary` of each PolyConv and PolyMLP.
         scales: the residual scales, averaged over channels.
         """
         records: dict[str, CellRecord] = {name: {} for name in self.cells}

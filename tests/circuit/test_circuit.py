@@ -213,4 +213,4 @@ def test_the_command_shows_what_rewriting_saves(capsys: pytest.CaptureFixture[st
     assert "degree 32 and multiplicative depth 5" in shown
     assert shown.strip().splitlines()[-1].split()[-1] == "6"
     assert main(["circuit", "cpolynext_nano"]) == 2
-    assert "is not a fully polynomial model" in capsys.readouterr().err
+    assert "'cpolynext_nano' is not fully polynomial" in capsys.readouterr().err

@@ -33,7 +33,7 @@ def test_ranges_and_types_are_those_of_the_fields() -> None:
         ("data: {image_size: 32}", r"data\.image_size is not a field in this version"),  # a run of polynext 0.2
         ("epochs: many", "epochs is 'many': give a valid integer"),
         ("epochs: true", "epochs is True: give a valid integer"),
-        ("optimizer: {name: adam}", "optimizer.name is 'adam': give 'adamw', 'lamb' or 'sgd'"),
+        ("optimizer: {name: adam}", "optimizer.name is 'adam': give 'adamw', 'lamb', 'sgd' or 'muon'"),
         ("optimizer: 3", "optimizer is 3: give an object"),
         ("optimizer: {lr: -1}", "the configuration: optimizer.lr is -1: give at least 0"),
         ("data: {preprocessing: {size: 9}}", "images of 9 pixels cannot be cropped from 8"),

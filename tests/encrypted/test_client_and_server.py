@@ -358,10 +358,12 @@ def test_an_image_out_of_range_does_not_affect_the_others(
     command = ["encrypted", "decrypt", "answer.enc", "--client", str(folders / "client")]
     assert main([*command, "--json"]) != 0
     printed = capsys.readouterr()
-    assert json.loads(printed.out) == [{"class": "b", "logits": [0, 2, 1]}, {"class": None, "logits": None}]
+    first, second = json.loads(printed.out)
+    assert first == {"image": "0", "class": "b", "logits": [0, 2, 1]}
+    assert second == {"image": "1", "class": None, "logits": None}
     assert "image 1 has logits up to 900" in printed.err
     assert main(command) != 0
-    assert re.search(r"0 +b +2\.000\n +1 +- +-", capsys.readouterr().out)
+    assert re.search(r"0 +b +2\.000\n1 +- +-", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("backend", ["seal"], indirect=True)

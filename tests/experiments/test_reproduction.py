@@ -236,7 +236,7 @@ def test_experiments_run_once_and_fail_alone(tmp_path: Path, monkeypatch, capsys
 
 def test_a_small_reproduction_from_start_to_end(tmp_path: Path, monkeypatch, capsys) -> None:
     """Trains and evaluates on digits in real processes."""
-    network = {"network": "cpolynext_nano_bn.digits", "pretrained": True, "data": "digits", "root": str(tmp_path)}
+    network = {"network": "cpolynext_nano_bn.digits", "pretrained": True, "data": "digits", "root": ""}
     options = {"batch_size": 64, "workers": 0, "partial": str(tmp_path / "partial.json")}
     evaluation = Experiment("evaluation", evaluate_classifier, network | options)
     shipped = Entry(

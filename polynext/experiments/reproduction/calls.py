@@ -40,7 +40,7 @@ def evaluate_classifier(
         config = recipe(recipe_name)
         train_or_resume(train, replace(config, data=replace(config.data, root=Path(training_root))), Path(network))
     run = load_run(network, Path(checkpoint) if checkpoint else None, pretrained, alone().device)
-    return evaluate(run, data, Path(root), batch_size, workers, Path(partial))
+    return evaluate(run, data, Path(root) if root else None, batch_size, workers, Path(partial))
 
 
 def evaluate_segmentation(
