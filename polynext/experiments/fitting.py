@@ -126,6 +126,7 @@ def config_for(data: DataConfig, size: Size, budget: Budget, epochs: int = 0) ->
         base,
         model=replace(base.model, widths=(size.width,), stacks=(size.stacks,)),
         data=data,
+        optimizer=recipe("cipher_deep").optimizer,  # which needs fewer epochs
         schedule=ScheduleConfig(warmup_epochs=min(2, epochs // 4), min_lr=0.0),
         epochs=epochs,
         evaluate_every=max(1, epochs // 20),

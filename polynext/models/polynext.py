@@ -89,6 +89,12 @@ MICRO = small_images(
 # ciphertext of 16,384 slots holds both operands of a product.
 CIPHER = small_images(StageConfig(width=128, cells=1, stacks=4, coarse_kernel=3), stem_kernel=4, stem_stride=4)
 
+# For 32x32 photographs at a ring degree of 2^16: eleven products in a row. 64 channels at 16x16 positions, and then 256
+# at 8x8, fill half of a ciphertext's 32,768 slots. Overlapping patches are free, because the client cuts them out.
+CIPHER_DEEP = small_images(
+    StageConfig(width=64, cells=1, stacks=1), StageConfig(width=256, cells=1, stacks=4), stem_kernel=5, stem_stride=2
+)
+
 # For 28x28 handwritten digits under encryption, with keys that a browser makes and uploads in seconds: three products
 # in a row. Overlapping patches are free, because the client cuts them out, and give 8x8 positions, so that 64 channels
 # of both operands of a product fill the 8,192 slots of a ciphertext.
@@ -117,6 +123,7 @@ CONFIGS = {
     "cpolynext_lowres": LOWRES,
     "cpolynext_micro": MICRO,
     "cpolynext_cipher": CIPHER,
+    "cpolynext_cipher_deep": CIPHER_DEEP,
     "cpolynext_mnist": CONV_MNIST,
     "cpolynext_nano": CONV_NANO,
     "apolynext_nano": ATTENTION_NANO,
@@ -137,6 +144,7 @@ def _default_cfgs() -> dict[str, dict[str, Any]]:
         "cpolynext_lowres": lowres,
         "cpolynext_micro": lowres,
         "cpolynext_cipher": lowres,
+        "cpolynext_cipher_deep": lowres,
         "cpolynext_mnist": mnist,
         "cpolynext_nano": nano,
         "apolynext_nano": nano | pooled_by_four,

