@@ -26,6 +26,8 @@ struct Transform {
 // Keys are stored in blocks of this many words, so that all digits of a position lie together in memory.
 constexpr std::size_t KEY_BLOCK = 64;
 
+// The words that must be readable after a row that `expand` reads: it loads whole vectors, of up to 8 words, even if it needs
+// only the first word of the last one.
 constexpr std::size_t EXPAND_MORE = 8;
 
 // The most terms of `forward_sum`.
