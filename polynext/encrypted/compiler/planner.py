@@ -56,6 +56,9 @@ FINALISTS = 3
 # A trial plan is not completed if its predicted error is more than this many times the limit.
 HOPELESS = 1.5
 
+# The costs of operations by ring degree, threads, special primes and whether all primes are short (`Backend.costs`).
+CostsOf = Callable[[int, int, int, bool], Costs]
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -79,16 +82,15 @@ def make_plan(
     images: int = 1,
     limits: Limits | None = None,
     backend: str = "seal",
-    costs: Callable[[int, int, int], Costs] | None = None,
+    costs: CostsOf | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """The fastest plan found for running a circuit encrypted with 128-bit security.
 
     `circuit` is as lowered. `examples` (B, *image shape) are typical images: values are scaled and the range of the
     result is chosen by them. `images` is the number of images in one ciphertext. `costs` returns the costs of
-    operations at a ring degree, on a number of threads and with a number of special primes, by default those of the
-    backend on this machine. `progress` is called with what the planner does. If the network does not fit, the message
-    names limits that it fits.
+    operations, by default those of the backend on this machine. `progress` is called with what the planner does. If the
+    network does not fit, the message names limits that it fits.
     """
     limits = limits or Limits()
     chosen = get_backend(backend)
@@ -112,8 +114,9 @@ def make_plan(
 
     try:
         plan = search(limits)
-        two_threads = known_costs(plan.parameters.ring_degree, 2, plan.parameters.special_primes)
-        seconds = estimate_cost(plan.program, plan.parameters, two_threads).seconds
+        made = plan.parameters
+        two_threads = known_costs(made.ring_degree, 2, made.special_primes, made.short_primes)
+        seconds = estimate_cost(plan.program, made, two_threads).seconds
         return replace(plan, cost=replace(plan.cost, seconds_on_two_cores=seconds))
     except DoesNotFitError as error:
         fitting = raised_limits(limits, error, search, report)
@@ -176,14 +179,14 @@ class Search:
     images: int
     limits: Limits
     backend: Backend
-    costs: Callable[[int, int, int], Costs]
+    costs: CostsOf
     lazy: bool
     report: Progress
     special_primes: int | None = None  # of hybrid keys; by default as many as cost no precision
 
     def costs_with(self, parameters: Parameters) -> Costs:
         """On one thread."""
-        return self.costs(self.ring_degree, 1, parameters.special_primes)
+        return self.costs(self.ring_degree, 1, parameters.special_primes, parameters.short_primes)
 
     @property
     def largest_logit(self) -> float:

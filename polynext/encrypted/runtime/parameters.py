@@ -4,6 +4,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+# Primes of up to so many bits are short. Processors have instructions for their products.
+SHORT_PRIME_BITS = 50
+
 
 @dataclass(frozen=True)
 class Parameters:
@@ -49,6 +52,11 @@ class Parameters:
     @property
     def hybrid_keys(self) -> bool:
         return self.special_primes > 1
+
+    @property
+    def short_primes(self) -> bool:
+        """Whether all primes are short. An engine may then compute faster."""
+        return max(self.prime_bits) <= SHORT_PRIME_BITS
 
     @property
     def modulus_bits(self) -> int:

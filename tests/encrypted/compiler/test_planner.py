@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ from polynext.circuit import Circuit, lower
 from polynext.encrypted import Limits, Plan, make_plan
 from polynext.encrypted.compiler.limits import DoesNotFitError
 from polynext.encrypted.runtime.backends import get_backend
+from polynext.encrypted.runtime.backends.protocol import Costs
+from polynext.encrypted.runtime.cost import estimate_cost
 from polynext.errors import PolyNeXtError
 from polynext.models import FullyPolynomialBlocks, PolyNeXt, PolyNeXtConfig, StageConfig
 from tests.circuit.conftest import with_statistics
@@ -43,6 +45,24 @@ def test_a_plan_is_the_same_for_either_backend(circuit: Circuit, examples: np.nd
     seal = make_plan(circuit, examples, 4, backend="seal", costs=SAME_EVERYWHERE)
     assert (clear.backend, seal.backend) == ("clear", "seal")
     assert clear.cost == seal.cost and clear.parameters == seal.parameters
+
+
+@pytest.mark.parametrize("clients", ["any", "python"])
+def test_seconds_are_those_of_the_plans_own_ring(
+    circuit: Circuit, examples: np.ndarray, clients: Literal["any", "python"]
+) -> None:
+    """Operations are faster if all primes are short, and slower with special primes."""
+
+    def costs(ring_degree: int, threads: int, special_primes: int, short_primes: bool) -> Costs:
+        seconds = 1e-3 * (1 + special_primes) * (1 if short_primes else 10) / threads
+        return Costs(ring_degree, dict.fromkeys(SAME_EVERYWHERE(ring_degree).seconds, (0.0, seconds)))
+
+    plan = make_plan(circuit, examples, limits=Limits(clients=clients), costs=costs)
+    made, cost = plan.parameters, plan.cost
+    own = estimate_cost(plan.program, made, costs(made.ring_degree, 1, made.special_primes, made.short_primes))
+    assert cost.seconds == own.seconds
+    assert cost.seconds_on_two_cores == pytest.approx(cost.seconds / 2, abs=1e-3)
+    assert made.short_primes == (max(made.prime_bits) <= 50)
 
 
 def test_a_network_that_does_not_fit_is_refused_with_the_excess(circuit: Circuit, examples: np.ndarray) -> None:

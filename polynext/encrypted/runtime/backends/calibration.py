@@ -12,11 +12,11 @@ import numpy as np
 import platformdirs
 
 from polynext.arrays import Array
-from polynext.encrypted.runtime.backends.protocol import Backend, Ciphertext, Costs, Evaluator, Plaintext
-from polynext.encrypted.runtime.parameters import Parameters
+from polynext.encrypted.runtime.backends.protocol import Backend, Ciphertext, Costs, Evaluator, Plaintext, Security
+from polynext.encrypted.runtime.parameters import SHORT_PRIME_BITS, Parameters
 
 # The version of the measurement. Caches of other versions are ignored.
-VERSION = 8
+VERSION = 9
 
 # A program reads each plaintext once, and keys in turns. Both come from memory and not from a cache, and this takes a
 # large part of the time. Plaintexts of so many bytes are measured, in sums of so many products.
@@ -30,15 +30,17 @@ MOST_PRIMES = 24
 Operation = Callable[[], object]
 
 
-def machine_costs(backend: Backend, ring_degree: int, threads: int = 1, special_primes: int = 1) -> Costs:
+def machine_costs(
+    backend: Backend, ring_degree: int, threads: int = 1, special_primes: int = 1, short_primes: bool = False
+) -> Costs:
     """The costs of the backend's engine on this machine, from the cache or measured now, which takes a few seconds."""
     if not backend.engine.threads:
         threads = 1
-    file = cache_file(backend, ring_degree, threads, special_primes)
+    file = cache_file(backend, ring_degree, threads, special_primes, short_primes)
     try:
         return Costs(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
-        costs = calibrate(backend, ring_degree, threads, special_primes)
+        costs = calibrate(backend, ring_degree, threads, special_primes, short_primes)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(costs)))
@@ -47,23 +49,25 @@ def machine_costs(backend: Backend, ring_degree: int, threads: int = 1, special_
     return costs
 
 
-def cache_file(backend: Backend, ring_degree: int, threads: int, special_primes: int) -> Path:
+def cache_file(backend: Backend, ring_degree: int, threads: int, special_primes: int, short_primes: bool) -> Path:
     computes = f"{backend.name}-{backend.library}-{backend.engine.name}-{threads}"
-    name = f"{computes}-{VERSION}-{platform.machine()}-{platform.node()}-{ring_degree}-{special_primes}"
+    ring = f"{ring_degree}-{special_primes}{'-short' * short_primes}"
+    name = f"{computes}-{VERSION}-{platform.machine()}-{platform.node()}-{ring}"
     return platformdirs.user_cache_path("polynext") / f"{name.replace('/', '-').replace(' ', '-')}.json"
 
 
-def calibrate(backend: Backend, ring_degree: int, threads: int = 1, special_primes: int = 1, repeats: int = 7) -> Costs:
+def calibrate(
+    backend: Backend,
+    ring_degree: int,
+    threads: int = 1,
+    special_primes: int = 1,
+    short_primes: bool = False,
+    repeats: int = 7,
+) -> Costs:
     """Measures every operation at three numbers of primes, and fits polynomials. The time is CPU time on one thread,
     which other programs disturb little, and elapsed time on several."""
-    longest = backend.security.limits(special_primes > 1)[ring_degree]
-    if special_primes > 1:  # as in the deep networks that hybrid keys are for
-        most = min(max(longest // 60 - special_primes, 1), MOST_PRIMES)
-        bits: tuple[int, ...] = (60,) * (most + special_primes)
-    else:
-        most = min(max(longest // 48 - 1, 1), 12)
-        bits = (40,) * most + (60,)  # engines may compute faster if all primes are short, which is rare
-    parameters = Parameters(ring_degree, bits, 36, 20, 36, 36, special_primes=special_primes)
+    parameters = measured_parameters(backend.security, ring_degree, special_primes, short_primes)
+    most = parameters.depth + 1
     secret = backend.ring(parameters).generate_key()
     evaluator = secret.ring.evaluator(secret.evaluation_keys(STEPS), threads)
     values = np.random.default_rng(0).uniform(-1, 1, parameters.slots)
@@ -85,6 +89,18 @@ def calibrate(backend: Backend, ring_degree: int, threads: int = 1, special_prim
         degree = 2 if name in ("rotate", "rotate_again", "multiply") else 1
         seconds[name] = (0.0, *fit_nonnegative(np.array(counts[-len(times) :], dtype=float), np.array(times), degree))
     return Costs(ring_degree, seconds)
+
+
+def measured_parameters(security: Security, ring_degree: int, special_primes: int, short_primes: bool) -> Parameters:
+    """A ring of this degree with about as many primes as security allows."""
+    longest = security.limits(special_primes > 1)[ring_degree]
+    if short_primes or special_primes > 1:  # deep networks, which hybrid keys are for, have long primes
+        length = SHORT_PRIME_BITS if short_primes else security.longest_prime
+        length = min(length, longest // (special_primes + 1))
+        bits = (length,) * min(longest // length, MOST_PRIMES + special_primes)
+    else:
+        bits = (40,) * min(longest // 48 - 1, 12) + (60,)
+    return Parameters(ring_degree, bits, 36, 20, 36, 36, special_primes=special_primes)
 
 
 def fit_nonnegative(primes: Array, times: Array, degree: int) -> list[float]:

@@ -43,7 +43,7 @@ class ClearBackend(Backend):
         self.security.check(parameters)
         return ClearRing(parameters)
 
-    def costs(self, ring_degree: int, threads: int = 1, special_primes: int = 1) -> Costs:
+    def costs(self, ring_degree: int, threads: int = 1, special_primes: int = 1, short_primes: bool = False) -> Costs:
         """Each operation takes a millisecond per prime, so that plans are the same on every machine."""
         operations = ("rotate", "rotate_again", "multiply", "multiply_plain", "add", "rescale", "drop", "encode")
         return Costs(ring_degree, dict.fromkeys(operations, (0.0, 1e-3)))

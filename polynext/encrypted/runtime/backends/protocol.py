@@ -110,8 +110,8 @@ class Engine:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each operation at one ring degree and number of special primes, as a polynomial of the number of
-    primes, lowest power first.
+    """Seconds of each operation, at one ring degree, number of special primes and length of primes, as a polynomial of
+    the number of primes, lowest power first.
 
     Key switching, in rotations and products, is quadratic in the number of primes; other operations are linear.
     """
@@ -150,8 +150,9 @@ class Backend(ABC):
     def ring(self, parameters: Parameters) -> "Ring": ...
 
     @abstractmethod
-    def costs(self, ring_degree: int, threads: int = 1, special_primes: int = 1) -> Costs:
-        """What operations cost on this machine, on so many threads if the engine has threads."""
+    def costs(self, ring_degree: int, threads: int = 1, special_primes: int = 1, short_primes: bool = False) -> Costs:
+        """What operations cost on this machine, on so many threads if the engine has threads. `short_primes`: whether
+        all primes are short (`Parameters.short_primes`)."""
 
 
 @dataclass(eq=False)

@@ -72,10 +72,10 @@ class SealBackend(Backend):
         self.security.check(parameters)
         return SealRing(parameters)
 
-    def costs(self, ring_degree: int, threads: int = 1, special_primes: int = 1) -> Costs:
+    def costs(self, ring_degree: int, threads: int = 1, special_primes: int = 1, short_primes: bool = False) -> Costs:
         if special_primes > 1:
             require_hybrid_engine()
-        return machine_costs(self, ring_degree, threads, special_primes)
+        return machine_costs(self, ring_degree, threads, special_primes, short_primes)
 
 
 @dataclass(eq=False)
