@@ -31,7 +31,8 @@ def classification(config: "TrainConfig", group: "Processes") -> "Classification
 def with_fitting_schedule(config: "TrainConfig", recipe: "TrainConfig") -> "TrainConfig":
     """If --epochs leaves no room for the recipe's warmup and cooldown, they shrink in proportion."""
     old = config.schedule
-    if old != recipe.schedule or not 1 <= config.epochs < old.warmup_epochs + old.cooldown_epochs:
+    changed = old != recipe.schedule or config.epochs == recipe.epochs
+    if changed or not 1 <= config.epochs < old.warmup_epochs + old.cooldown_epochs:
         return config
     warmup, cooldown = (n * config.epochs // recipe.epochs for n in (old.warmup_epochs, old.cooldown_epochs))
     print(

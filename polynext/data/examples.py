@@ -17,7 +17,10 @@ MOST_CLASSES = 1_000_000
 
 
 class Examples(ABC):
-    """Labelled images: `examples[i]` is a PIL image and its class. Without names, classes are numbered."""
+    """Labelled images: `examples[i]` is a PIL image and its class. Without names, classes are numbered.
+
+    `named` is False if the classes are unknown, as those of a .npz file without `names`.
+    """
 
     def __init__(self, labels: Sequence[int] | np.ndarray, classes: Sequence[str] | None = None):
         given = np.asarray(labels)
@@ -34,6 +37,7 @@ class Examples(ABC):
                 f"the data set has labels from {lowest} to {highest} but {number} classes: expected 0 to {number - 1}."
             )
         self.labels = given.astype(np.int64)
+        self.named = classes is not None
         self.classes = [str(i) for i in range(number)] if classes is None else list(classes)
 
     def __len__(self) -> int:
@@ -54,6 +58,7 @@ class Subset(Examples):
 
     def __init__(self, examples: Examples, indices: np.ndarray):
         super().__init__(examples.labels[indices], examples.classes)
+        self.named = examples.named
         self.examples, self.indices = examples, indices
 
     def image(self, index: int) -> Image.Image:
@@ -65,6 +70,7 @@ class Concatenated(Examples):
 
     def __init__(self, parts: Sequence[Examples]):
         super().__init__(np.concatenate([part.labels for part in parts]), parts[0].classes)
+        self.named = parts[0].named
         self.parts = parts
         self.starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import polynext
 from polynext.acceleration import accelerate
-from polynext.data import DATA_SETS, DataConfig
+from polynext.data import DATA_SETS, DataConfig, Examples
 from polynext.distributed import Processes, alone
 from polynext.errors import PolyNeXtError, preview, require_at_least
 from polynext.evaluation.corruptions import CORRUPTIONS, SEVERITIES
@@ -95,21 +95,31 @@ def evaluate_clean(
     run: "Run", name: str, data: DataConfig, group: Processes, batch_size: int, workers: int
 ) -> dict[str, Any]:
     chosen = open_set(name, data)
-    classes = chosen.examples.classes
+    require_its_kind(run, name, chosen.examples)
+    scores = score(run.model, chosen, group, batch_size, workers)
+    per_class = {
+        label: {"images": n, "right": r}
+        for label, n, r in zip(chosen.examples.classes, scores.class_images, scores.class_right, strict=True)
+    }
+    return {**counts(scores), "classes": per_class}
+
+
+def require_its_kind(run: "Run", name: str, examples: Examples) -> None:
+    """Raises if the data has other classes than the network or, where classes have no names, grey instead of colour."""
+    classes = examples.classes
     known = run.classes or tuple(classes)
-    unnamed = [str(i) for i in range(len(classes))]  # as in a .npz file
-    other = name not in IMAGENETS and classes != unnamed and {*classes}.isdisjoint(known)
-    if other or (name == run.data.name and tuple(classes) != known):
+    other = name not in IMAGENETS and examples.named and {*classes}.isdisjoint(known)
+    own = name == run.data.name
+    if other or (own and tuple(classes) != known):
         raise PolyNeXtError(
             f"{name} has the classes {preview(classes, 3)} and the network {preview(known, 3)}: "
             "evaluate it on data with its classes."
         )
-    scores = score(run.model, chosen, group, batch_size, workers)
-    per_class = {
-        label: {"images": n, "right": r}
-        for label, n, r in zip(classes, scores.class_images, scores.class_right, strict=True)
-    }
-    return {**counts(scores), "classes": per_class}
+    if not own and not examples.named and run.data.preprocessing.channels == 3 and examples.image(0).mode == "L":
+        raise PolyNeXtError(
+            f"the images given as {name} are grey, and the network classifies colour images ({preview(known, 3)}): "
+            "evaluate it on data with its classes."
+        )
 
 
 def counts(scores: Scores) -> dict[str, Any]:
@@ -142,6 +152,9 @@ def evaluate_corrupted(
     if name == "imagenet-c":
         for task in tasks:  # a missing folder should be reported at once
             corrupted_folder(data, *task)
+    else:
+        plain = name.removesuffix("-c")
+        require_its_kind(run, plain, open_set(plain, data).examples)
     for corruption, severity in tqdm(tasks, unit="set", leave=False, disable=None if group.first else True):
         key = f"{corruption}/{severity}"
         if key in done:

@@ -2,7 +2,8 @@
 
 `sweep.py` trains many short runs, `report.py` is the form of all results. The packages define the experiments:
 `ablation` and `architectures` are sweeps, `speed` measures networks, and `reproduction` uses all of them for the
-paper's tables. The commands are `polynext ablate`, `encrypted design`, `bench` and `reproduce`.
+paper's tables. `fitting` chooses and trains a network for encrypted inference within a budget. The commands are
+`polynext ablate`, `bench`, `reproduce`, `encrypted design` and `encrypted fit`.
 """
 
 import lazy_loader

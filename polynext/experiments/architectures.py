@@ -77,10 +77,10 @@ class ArchitectureSweep(Sweep):
     """
 
     architectures: Annotated[tuple[Architecture, ...], tyro.conf.Suppress]
-    epochs: PositiveInt = 4
-    memory: PositiveInt = 8192
-    key_memory: PositiveInt = 1536
-    error: NonNegative = 1e-2
+    epochs: PositiveInt
+    memory: PositiveInt
+    key_memory: PositiveInt
+    error: NonNegative
 
     may_change: ClassVar = Sweep.may_change | {"architectures", "memory", "key_memory", "error"}
 

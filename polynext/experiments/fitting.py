@@ -69,10 +69,10 @@ class Proposal:
 class Budget:
     """What an encrypted prediction may take: seconds on one core, megabytes of keys and of memory, and the error."""
 
-    seconds: float = 20.0
-    key_memory: int = 1024
-    memory: int = 8192
-    error: float = 1e-2
+    seconds: float
+    key_memory: int
+    memory: int
+    error: float
 
     def encryption(self, size: Size) -> EncryptionConfig:
         return EncryptionConfig(

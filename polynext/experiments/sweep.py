@@ -12,6 +12,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -166,7 +167,8 @@ def run_sweep(
 
     A run that fails, or whose process dies, gets an error as its result; the other runs continue. SIGINT and SIGTERM
     let the current runs save their state before `KeyboardInterrupt` is raised. A script that defines its own kind of
-    sweep must call this function under `if __name__ == "__main__":`, because the training processes import the script.
+    sweep, or registers models or data sets for it, must call this function under `if __name__ == "__main__":`: then
+    the training processes import the script.
 
     Args:
         sweep: the settings.
@@ -210,17 +212,23 @@ def run_sweep(
 
 @contextmanager
 def script_not_imported(sweep: Sweep) -> Iterator[None]:
-    """While inside, new processes do not import the running script, unless it defines this kind of sweep.
+    """While inside, new processes do not import a script without a guard, unless it defines this kind of sweep.
 
-    A script that calls `run_sweep` without a guard would start the sweep again.
+    It would start the sweep again.
     """
     main = sys.modules["__main__"]
-    if type(sweep).__module__ != "__main__":
+    if type(sweep).__module__ != "__main__" and not guarded(main):
         sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def guarded(script: ModuleType) -> bool:
+    """Whether a script has `if __name__ == "__main__":`, so that it can be imported."""
+    file = Path(getattr(script, "__file__", None) or "")
+    return file.is_file() and re.search(rb"^if __name__ == .__main__.:", file.read_bytes(), re.MULTILINE) is not None
 
 
 def trials_left(trials: Sequence[Trial], status: int | None, out: Path) -> list[Trial]:

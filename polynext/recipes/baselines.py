@@ -5,7 +5,7 @@ authors describe, as far as that is known, and as ours (`imagenet.py`, `lowres.p
 
     MONet      README of its release: 300 epochs, AdamW, cosine, gradients limited to norm 1
     DTTN       none found: CPolyNeXt-T's recipe
-    ResNet-18  its publication
+    ResNet-18  its publication (He et al., 2016): Section 3.4 for ImageNet, Section 4.2 for CIFAR-10
     MLP-Mixer  its authors' config of Mixer-B/16 on ImageNet (big_vision)
     ResMLP     its first author's list of settings (issue 106 of facebookresearch/deit) and the code there
 
@@ -48,7 +48,10 @@ def dttn(name: str) -> TrainConfig:
 
 
 def resnet18() -> TrainConfig:
-    """120 epochs of batch 256. The publication drops the rate when the error stops falling: here at fixed epochs."""
+    """As He et al. train on ImageNet: 120 epochs, which are 600,000 steps of batch 256.
+
+    They divide the rate when the error stops falling: here at fixed epochs. Crops are ours, without colour changes.
+    """
     return TrainConfig(
         model=ModelConfig(name="resnet18"),
         data=IMAGENET,
@@ -112,7 +115,10 @@ def on(small: Callable[[], TrainConfig], theirs: TrainConfig, name: str) -> Trai
 
 
 def small_resnet18(small: Callable[[], TrainConfig]) -> TrainConfig:
-    """As on CIFAR-10 in its publication: 64,000 steps of batch 128, drops after 32,000 and 48,000, shifts and flips."""
+    """As He et al. train on CIFAR-10: 64,000 steps of batch 128, drops after 32,000 and 48,000, shifts and flips.
+
+    Their networks there are ResNet-20 and deeper, of 16 to 64 channels. The other data sets have as many epochs.
+    """
     ours = small()
     return replace(
         ours,

@@ -178,7 +178,7 @@ class TrainingLoop:
             targets = targets.to(device, non_blocking=True)
             alone = i == len(batches) - 1 or self.group.count == 1
             with nullcontext() if alone else self.wrapped.no_sync():
-                with self.profile("forward"), self.autocast():
+                with self.profile("forward"), self.autocast(), enough_for_batch_norm():
                     loss, seen = self.task.loss(self.wrapped, images, targets)
                 with self.profile("backward"):
                     (loss / len(batches)).backward()
@@ -381,6 +381,20 @@ def run(
         if profile and group.first:
             print(loop.profile.summary())
     return out
+
+
+@contextmanager
+def enough_for_batch_norm() -> Iterator[None]:
+    """Explains PyTorch's error if a batch norm has a single value for each channel, whose variance would be 0."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:  # compiled code raises the latter
+        if "Expected more than 1 value per channel" not in str(error):
+            raise
+        raise PolyNeXtError(
+            "a batch norm gets one value of each channel, for one image at once with a map of 1x1: give a "
+            "`micro_batch` of at least 2, or larger images."
+        ) from error
 
 
 @contextmanager

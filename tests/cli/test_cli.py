@@ -6,8 +6,11 @@ import os
 import re
 import subprocess
 import sys
+import types
 import typing
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import tyro
 import yaml
@@ -18,7 +21,9 @@ from polynext.cli.commands import Commands
 from polynext.cli.completion import words
 from polynext.cli.encrypted.server import server_folder
 from polynext.cli.models import FILE, summarise
+from polynext.config import to_yaml
 from polynext.models import list_models
+from polynext.recipes import recipe
 from polynext.threads import idle_threads_give_way
 
 
@@ -143,11 +148,13 @@ def test_an_option_takes_the_same_in_every_command() -> None:
     found: dict[str, dict[str, str]] = {}
     for command, function in functions():
         for name, parameter in inspect.signature(function).parameters.items():
-            kind, *notes = typing.get_args(parameter.annotation) or [parameter.annotation]
+            annotated = typing.get_origin(parameter.annotation) is typing.Annotated
+            kind, *notes = typing.get_args(parameter.annotation) if annotated else [parameter.annotation]
             if tyro.conf.Positional not in notes and (command, name) != ("reproduce", "data"):
-                kinds = {getattr(k, "__name__", str(k)) for k in typing.get_args(kind) or [kind]} - {"NoneType"}
-                found.setdefault(name, {})[command] = "|".join(sorted(kinds))
+                kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+                found.setdefault(name, {})[command] = "|".join(sorted(str(k) for k in kinds if k is not types.NoneType))
     assert len(found["out"]) > 5
+    assert found["widths"] == {"encrypted design": "tuple[int, ...]"}
     assert not {name: kinds for name, kinds in found.items() if len(set(kinds.values())) > 1}
 
 
@@ -187,6 +194,22 @@ def test_networks_without_weights_are_not_scored(tmp_path, monkeypatch, capsys) 
 def test_data_that_cannot_be_meant_is_refused(options: str, message: str, capsys) -> None:
     assert main(["evaluate", "digits", *options.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", ["cifar10", "svhn", "svhn-c"])
+def test_digits_are_refused_for_a_network_of_photographs(data: str, tmp_path, capsys) -> None:
+    np.savez(tmp_path / "digits.npz", test_x=np.zeros((10, 8, 8), np.uint8), test_y=np.arange(10))
+    assert main(["evaluate", "cifar10", "--data", data, "--root", str(tmp_path / "digits.npz")]) == 2
+    error = capsys.readouterr().err
+    assert "airplane, automobile, bird" in error and "evaluate it on data with its classes" in error
+
+
+def test_a_schedule_of_the_recipe_itself_is_checked_and_not_changed(tmp_path, capsys) -> None:
+    config = replace(recipe("digits"), epochs=2)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert main(["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "warmup" in error and "instead of" not in error
 
 
 def test_short_runs_and_small_batches_need_no_further_options(tmp_path, capsys) -> None:

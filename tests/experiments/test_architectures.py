@@ -31,7 +31,8 @@ SMALL_TWO = Architecture(patch=4, widths=(4, 6), stacks=(1,))
 
 
 def sweep_of(*architectures: Architecture, **settings) -> ArchitectureSweep:
-    return ArchitectureSweep(architectures=architectures, **settings)
+    usual = {"epochs": 4, "memory": 8192, "key_memory": 1536, "error": 1e-2}
+    return ArchitectureSweep(architectures=architectures, **usual | settings)
 
 
 def network(**changes) -> object:

@@ -8,13 +8,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from polynext.errors import PolyNeXtError
 from polynext.experiments import sweep as sweep_module
 from polynext.experiments.ablation import AblationSweep, baselines, collect
-from polynext.experiments.sweep import Trial, run_sweep, run_trials
+from polynext.experiments.sweep import Trial, run_sweep, run_trials, script_not_imported
 from polynext.training import train
 from polynext.training.profile import Profile
 
@@ -92,6 +93,7 @@ def test_an_interrupted_sweep_saves_its_state(tmp_path: Path) -> None:
 
 SCRIPT = """
 from pathlib import Path
+from types import ModuleType
 from polynext.experiments import run_sweep
 from polynext.experiments.ablation import AblationSweep
 
@@ -125,6 +127,20 @@ def test_only_a_script_that_defines_its_sweep_needs_a_main_guard(
     else:
         assert ended.returncode == 1 and not results
         assert 'put the call of run_sweep under `if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("text", "imported"), [('if __name__ == "__main__":\n    run()\n', True), ("run()\n", False)])
+def test_processes_import_a_guarded_script(
+    text: str, imported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They then know the models that it registers."""
+    script = ModuleType("__main__")
+    script.__file__ = str(tmp_path / "script.py")
+    (tmp_path / "script.py").write_text(text)
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    with script_not_imported(QUICK):
+        assert (sys.modules["__main__"] is script) == imported
+    assert sys.modules["__main__"] is script
 
 
 def test_a_folder_of_another_kind_of_sweep_is_refused(tmp_path: Path) -> None:

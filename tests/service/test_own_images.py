@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from polynext.experiments.fitting import SIZES, Budget, Proposal, choose, config
 from tests.service.conftest import Start
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "own_images.md"
+BUDGET = Budget(seconds=20.0, key_memory=1024, memory=8192, error=1e-2)  # the command's
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def test_the_tutorial(
     assert main([running.url if word == url else word for word in ask] + ["--keys", "keys"]) == 0
     assert re.findall(r" (cat|dog) +-?\d", capsys.readouterr().out) == ["cat", "dog"]
     run = polynext.load_run("runs/pictures/run")
-    assert run.config is not None and run.config.encryption == Budget().encryption(SIZES[0])
+    assert run.config is not None and run.config.encryption == BUDGET.encryption(SIZES[0])
 
 
 def test_a_folder_of_class_folders_is_split(pictures: Path) -> None:
@@ -72,7 +74,7 @@ def test_data_and_training_suit_the_images(pictures: Path, tmp_path: Path) -> No
             Image.new("RGB", (40, 50), (200, 100, 10 * number)).save(tmp_path / name / f"{number}.png")
     data = folder_data(tmp_path)
     assert data.preprocessing.channels == 3 and abs(data.preprocessing.mean[0] - 200 / 255) < 0.01
-    config = config_for(data, SIZES[2], Budget(memory=3000))
+    config = config_for(data, SIZES[2], replace(BUDGET, memory=3000))
     config.check()
     assert (config.epochs, config.batch_size, config.encryption.memory) == (100, 4, 3000)
     assert (config.model.widths, config.model.stacks) == ((64,), (2,))

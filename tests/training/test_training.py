@@ -22,6 +22,7 @@ import polynext
 from polynext.cli import main
 from polynext.data import AugmentConfig, DataConfig, Preprocessing
 from polynext.distributed import Processes
+from polynext.errors import PolyNeXtError
 from polynext.models import read_weights
 from polynext.recipes import recipe
 from polynext.training import (
@@ -63,6 +64,12 @@ def short(**changes) -> TrainConfig:
         log_steps=1,
     )
     return dataclasses.replace(base, **changes)
+
+
+def test_one_image_at_once_is_too_few_for_batch_norm_on_one_position(tmp_path: Path) -> None:
+    config = short(model=ModelConfig(name="resnet18"), batch_size=2, micro_batch=1, compile=False)
+    with pytest.raises(PolyNeXtError, match="give a `micro_batch` of at least 2"):
+        train(config, tmp_path / "run", quiet=True)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
