@@ -49,6 +49,12 @@ class Classification(Task):
             )
         self.transform = of_images(training_transform(config.data.preprocessing, config.augment))
         self.mixup = build_mixup(config, len(self.classes))
+        micro_batch, _ = config.share(group.count)
+        if self.mixup is not None and micro_batch % 2:
+            raise PolyNeXtError(
+                f"`micro_batch` is {micro_batch}, and Mixup and CutMix combine pairs of the images that are handled at "
+                "once: give an even number, or `augment.mixup` 0 and `augment.cutmix` 0."
+            )
         self.images, self.workers = len(self.train_examples), config.data.workers
         self.round_steps = max(self.images // config.batch_size, 1)
         self.steps = config.epochs * self.round_steps

@@ -21,7 +21,7 @@ from polynext.cli.commands import Commands
 from polynext.cli.completion import words
 from polynext.cli.encrypted.server import server_folder
 from polynext.cli.models import FILE, summarise
-from polynext.config import to_yaml
+from polynext.cli.train import with_fitting_schedule
 from polynext.models import list_models
 from polynext.recipes import recipe
 from polynext.threads import idle_threads_give_way
@@ -204,12 +204,12 @@ def test_digits_are_refused_for_a_network_of_photographs(data: str, tmp_path, ca
     assert "airplane, automobile, bird" in error and "evaluate it on data with its classes" in error
 
 
-def test_a_schedule_of_the_recipe_itself_is_checked_and_not_changed(tmp_path, capsys) -> None:
-    config = replace(recipe("digits"), epochs=2)
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert main(["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert "warmup" in error and "instead of" not in error
+def test_the_schedule_of_a_recipe_shrinks_only_with_its_epochs(capsys) -> None:
+    short = replace(recipe("digits"), epochs=1)
+    assert with_fitting_schedule(short, short) == short
+    assert not capsys.readouterr().err
+    assert with_fitting_schedule(short, recipe("digits")).schedule.warmup_epochs == 0
+    assert "for 1 of 60 epochs, the warmup is 0" in capsys.readouterr().err
 
 
 def test_short_runs_and_small_batches_need_no_further_options(tmp_path, capsys) -> None:

@@ -68,8 +68,11 @@ def short(**changes) -> TrainConfig:
 
 def test_one_image_at_once_is_too_few_for_batch_norm_on_one_position(tmp_path: Path) -> None:
     config = short(model=ModelConfig(name="resnet18"), batch_size=2, micro_batch=1, compile=False)
-    with pytest.raises(PolyNeXtError, match="give a `micro_batch` of at least 2"):
+    with pytest.raises(PolyNeXtError, match="`micro_batch` is 1, and Mixup and CutMix combine pairs"):
         train(config, tmp_path / "run", quiet=True)
+    plain = dataclasses.replace(config, augment=dataclasses.replace(config.augment, mixup=0.0, cutmix=0.0))
+    with pytest.raises(PolyNeXtError, match="give a `micro_batch` of at least 2"):
+        train(plain, tmp_path / "run", quiet=True)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
