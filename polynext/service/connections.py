@@ -7,7 +7,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 IDLE_SECONDS = 15.0  # in which a connection must bring a whole request
-LOCAL = ("127.0.0.1", "::1")  # proxies on this machine, which have limits of their own
+LOCAL = ("127.0.0.1", "::1")  # proxies on this machine
 
 
 def client_network(client: Any) -> str:
@@ -24,7 +24,10 @@ def client_network(client: Any) -> str:
 
 
 class LimitedConnection(H11Protocol):
-    """A connection that closes if its address has too many, or if no request arrives."""
+    """A connection that closes if its address has too many, or if no request arrives.
+
+    Proxies have limits of their own. They are on this machine, or those whose X-Forwarded-For header uvicorn believes.
+    """
 
     most = 0
     open: Counter[str]
@@ -34,10 +37,16 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
         self.address = client_network(self.client)
         self.open[self.address] += 1
-        if self.open[self.address] > self.most and self.address not in LOCAL:
+        if self.open[self.address] > self.most and not self.of_a_proxy():
             transport.abort()
             return
         self.loop.call_later(IDLE_SECONDS, self.close_if_idle, 0)
+
+    def of_a_proxy(self) -> bool:
+        trusted = self.config.forwarded_allow_ips
+        listed = trusted.split(",") if isinstance(trusted, str) else trusted
+        host = self.client[0] if self.client else ""
+        return not {"*", host}.isdisjoint([*LOCAL, *(name.strip() for name in listed)])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open[self.address] -= 1

@@ -96,6 +96,25 @@ def test_connections_of_one_address_are_limited(start: Start, folder: Path, monk
         assert status(opened) == 200
 
 
+def test_clients_behind_a_proxy_have_their_own_limits(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "127.0.0.2")
+    running = start(folder, connections=2, requests=2, workers=1)
+    job = new_job()
+    add_running(running, job, "@10.0.0.1")
+    with ExitStack() as stack:
+
+        def answer_to(client: str, path: str) -> int:
+            opened = stack.enter_context(connection(running, "127.0.0.2"))
+            request = head("GET", path, 0)
+            opened.sendall(request.replace(b"\r\n", f"\r\nX-Forwarded-For: {client}\r\n".encode(), 1))
+            return status(opened)
+
+        assert [answer_to("10.0.0.1", f"/v1/jobs/{job}/events") for _ in range(3)] == [200, 200, 429]
+        assert answer_to("10.0.0.2", "/v1/networks") == 200
+
+
 def test_requests_and_event_streams_of_one_address_are_limited(start: Start, folder: Path) -> None:
     running = start(folder, requests=4, workers=1)
     by_hand = ByHand(running)
