@@ -27,6 +27,7 @@ extensions = [
     "mathematics",
     "reference",
     "repository",
+    "tables",
 ]
 repository, repository_branch = "https://github.com/polynext/polynext", "main"
 exclude_patterns = ["build", "extensions", "templates"]
