@@ -110,6 +110,9 @@ class RunningBatchNorm2d(nn.BatchNorm2d, RunningNorm):  # type: ignore[misc]  # 
         running_var: Any = self.running_var
         running_var.fill_(FullyPolynomialBlocks.initial_var)
 
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Checks nothing: torch.fx cannot trace PyTorch's own check of the input in a subclass."""
+
 
 def pyramid_cfgs(family: str, sizes: Iterable[str]) -> dict[str, DefaultCfg]:
     """timm's default configs of each size of a family, activation-free and fully polynomial."""

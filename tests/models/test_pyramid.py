@@ -41,6 +41,13 @@ def settled(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.parametrize("polynomial", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_torch_fx_traces_them(network, polynomial: bool) -> None:
+    model, x = small(network, polynomial=polynomial).eval(), torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
+
+
 @pytest.mark.parametrize("name, parameters, macs", SIZES)
 def test_the_public_codes_sizes(name: str, parameters: float, macs: float) -> None:
     model = timm.create_model(name, device="meta")
