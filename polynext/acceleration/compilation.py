@@ -18,7 +18,7 @@ SKIPPED_STEPS = {"cpp.vec_isa_ok": True, "aot_inductor.enable_line_tables": Fals
 def compile(model: nn.Module, **options: Any) -> nn.Module:
     """Compiles a network in place by `torch.compile` with these options, and returns it.
 
-    All stacks of a stage share one program for any batch size; in inference their cells' skips and norms share another.
+    All stacks of a stage share one program for any batch size, and its cells' skips and norms share another.
     This takes a fraction of the time that `torch.compile(model)` takes, and epochs and batch sizes cause no
     recompilation. The rest runs in eager mode. Networks without PolyNeXt's stacks are compiled whole. The state dict
     does not change; wrap the result for distributed training. In eval mode on a CPU, matrices are stored by columns.

@@ -57,12 +57,12 @@ class NormedSkip(nn.Module):
 
 
 class CompiledCell:
-    """The inputs of a compiled cell, folded or not: in inference its skip and norm are one program."""
+    """The inputs of a compiled cell, folded or not: its skip and norm are one program."""
 
     compiled = False
 
     def combine(self: Any, older: Tensor, newer: Tensor) -> Tensor:
-        if self.compiled and not torch.is_grad_enabled():
+        if self.compiled:
             older = older.view_as(newer)  # equal inputs, as in the first cell, would be another program
             mark_dynamic_batch(older, newer)
             return self.normed_skip(self.skip, self.norm, older, newer)

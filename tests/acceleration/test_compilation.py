@@ -67,7 +67,9 @@ def test_training_over_epochs_compiles_once() -> None:
         model.head.drop.p = 0.1 * epoch
         for batch in (18, 3):  # on either side of 16, where PyTorch would choose another convolution
             model(torch.randn(batch, 1, 8, 8)).sum().backward()
-    assert counted.programs == 2  # the first cell is never left out: its scales are not one for each image
+    # Two for the first cell and two for the second: the first cell is never left out, so its scales are not one for
+    # each image, and the stem's feature map, of one input channel, is not in the memory order of the others.
+    assert counted.programs == 4
 
 
 @pytest.mark.parametrize("name", ["cpolynext_nano", "test_convnext"])
