@@ -190,8 +190,8 @@ def save_memory(model: nn.Module, memory: Memory = "lean") -> nn.Module:
         model: the network. "lean" is for PolyNeXt; other networks support "plain", and "least" if timm can checkpoint
             their blocks.
         memory: "plain" keeps what PyTorch keeps. "lean" keeps little besides the matrix products and recomputes the
-            rest: a third of the memory, for a few percent more time. "least" keeps the outputs of cells and recomputes
-            each cell.
+            rest: a third of the memory, for 10 to 15% more time on a CPU. "least" keeps the outputs of cells and
+            recomputes each cell.
     """
     if memory not in get_args(Memory):
         raise PolyNeXtError(f"memory is {memory!r}: choose {', '.join(get_args(Memory))}.")

@@ -10,8 +10,9 @@ from polynext.errors import PolyNeXtError
 class PointwiseConv2d(nn.Conv2d):
     """1x1 convolution: the matrix product `y = W x` over the channels of each position. Degree 1.
 
-    Dilation changes nothing about a single weight, but on one CPU thread PyTorch gives undilated 1x1 convolutions to
-    its BLAS, which takes twice as long on some processors.
+    Dilation does not change the result of a 1x1 kernel. The default of 2 makes PyTorch use oneDNN on one CPU thread;
+    otherwise, batches below 16 go to its BLAS, which takes twice as long on some processors. The effect of the dilation
+    on the speed of GPUs has not been measured: `polynext.accelerate` removes it there.
     """
 
     def __init__(
