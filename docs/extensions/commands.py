@@ -44,13 +44,21 @@ def section(arguments: tuple[str, ...]) -> str:
     """A command's help as Markdown: its description, and a table for each group of arguments."""
     intro, *groups = re.split(r"^ (\S.*?) *\n -+ *\n", help_of(arguments), flags=re.MULTILINE)
     usage, _, description = intro.strip().partition("\n\n")
-    parts = [f"## polynext {' '.join(arguments)}", f"```text\n{usage}\n```", escaped(description)]
+    parts = [f"## polynext {' '.join(arguments)}", f"```text\n{usage}\n```", *map(paragraph, description.split("\n\n"))]
     for title, body in zip(groups[::2], groups[1::2], strict=True):
         about, _, listed = body.rpartition("----\n")
         about = escaped(" ".join(re.sub(r"-{5,}", "", about).split()))
         if table := rows(listed):
             parts += [f"**{title[0].upper()}{title[1:]}.** {about}".rstrip(), table]
     return "\n\n".join(parts) + "\n"
+
+
+def paragraph(text: str) -> str:
+    """A paragraph; one such as `Sets: name: what it is; name: what it is; ...` as a list."""
+    intro, *items = escaped(" ".join(text.split())).replace(": ", "; ", 1).split("; ")
+    if len(items) < 4:
+        return escaped(text)
+    return "\n".join([f"{intro}:\n", *(f"- {item.removesuffix('.')}" for item in items)])
 
 
 def rows(text: str) -> str:

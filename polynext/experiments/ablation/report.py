@@ -146,7 +146,7 @@ def draw(outcomes: Sequence[Outcome], title: str) -> "Figure":
     axes.set_xlabel("difference from the baseline's accuracy (points; logarithmic beyond 1)")
     axes.set_title(title, fontsize=10)
     handles, _ = axes.get_legend_handles_labels()
-    axes.legend(handles=handles[:1], frameon=False, loc="lower left", fontsize=8)  # none without the paper's figures
+    figure.legend(handles=handles[:1], frameon=False, loc="outside lower left", fontsize=8)  # not without the paper's
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
