@@ -5,8 +5,8 @@
     python benchmarks/encrypted_agreement.py runs/mine --out agreement
 
 The server answers one ciphertext after another in its own process on one core, or several in parallel. Keys, requests
-and answers stay in `--out`, so that an interrupted run resumes. Seconds are the server's CPU time. Images that the
-client refuses, because their logits are out of range, are reported separately.
+and answers stay in `--out`, so that an interrupted run resumes. Seconds are the server's CPU time on one thread, and
+elapsed time on several. Images that the client refuses, because their logits are out of range, are reported separately.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -30,14 +31,15 @@ from polynext.memory import peak_memory
 MOST_IMAGES = 10_000
 
 
-def answer(folder: Path, starts: list[int]) -> int:
+def answer(folder: Path, starts: list[int], threads: int = 1) -> int:
     """Answers the remaining requests and returns the peak memory."""
-    server = Server.load(folder / "server", folder / "client" / EVALUATION)
+    server = Server.load(folder / "server", folder / "client" / EVALUATION, threads)
+    clock = time.process_time if threads == 1 else time.perf_counter
     for start in starts:
-        began = time.process_time()
+        began = clock()
         server.answer_request(folder / f"{start}.request.enc", folder / f"{start}.answer.enc")
-        took = time.process_time() - began
-        (folder / f"{start}.json").write_text(json.dumps({"seconds": took}))
+        took = clock() - began
+        (folder / f"{start}.json").write_text(json.dumps({"seconds": took, "threads": threads}))
         print(f"images from {start} on: {took:.1f} s", flush=True)
     return peak_memory()
 
@@ -58,6 +60,7 @@ def main() -> None:
     parser.add_argument("--clients", choices=("any", "python"), help="by default as the network was trained for")
     parser.add_argument("--memory", type=int, help="megabytes; by default as the network was trained for")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--report", action="store_true", help="only report the answers so far")
     parser.add_argument("--out", type=Path, default=Path("agreement"))
     options = parser.parse_args()
@@ -86,12 +89,12 @@ def main() -> None:
         client.write_request(images[start : start + client.spec.images], folder / f"{start}.request.enc")
     shares = [left[i :: options.processes] for i in range(options.processes)]
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
-        memory = max(pool.map(answer, [folder] * len(shares), shares)) if left else 0
+        memory = max(pool.map(partial(answer, folder, threads=options.threads), shares)) if left else 0
 
     encrypted = np.concatenate([read(client, folder / f"{start}.answer.enc") for start in starts])
     with torch.no_grad():
         clear = run.model.double()(torch.from_numpy(images)).numpy()
-    seconds = [json.loads((folder / f"{start}.json").read_text())["seconds"] for start in starts]
+    measured = [json.loads((folder / f"{start}.json").read_text()) for start in starts]
     answered = ~np.isnan(encrypted).any(axis=1)
     limit = client.spec.largest_logit
     beyond = np.abs(clear).max(axis=1) > limit
@@ -110,10 +113,13 @@ def main() -> None:
         f"logits off by at most {errors.max():.1e} of the largest, {np.median(errors):.1e} in the median, "
         f"{cost.error:.1e} predicted"
     )
-    print(
-        f"{median(seconds):.1f} s a ciphertext of {client.spec.images} (median of {len(seconds)}, "
-        f"{min(seconds):.1f} to {max(seconds):.1f}), {cost.seconds:.1f} predicted"
-    )
+    predicted = {1: cost.seconds, 2: cost.seconds_on_two_cores}
+    for threads in sorted({each["threads"] for each in measured}):
+        seconds = [each["seconds"] for each in measured if each["threads"] == threads]
+        print(
+            f"{median(seconds):.1f} s a ciphertext of {client.spec.images} on {threads} threads (median of "
+            f"{len(seconds)}, {min(seconds):.1f} to {max(seconds):.1f}), {predicted.get(threads)} predicted"
+        )
     if memory:
         print(f"{memory / MEBIBYTE:.0f} MB of memory, {cost.peak_bytes / MEBIBYTE:.0f} predicted")
 
