@@ -100,8 +100,8 @@ def load_run(
 
     Args:
         source: the folder of a training run, a weights file of polynext or of the paper's authors, the name of a
-            model of polynext or timm, or a shipped network, which has its weights: mnist, digits or cifar10, or with
-            its model's name, as cpolynext_mnist_bn.mnist.
+            model of polynext or timm, or a shipped network, which has its weights: mnist, digits, cifar10 or
+            cifar10-deep, or with its model's name, as cpolynext_mnist_bn.mnist.
         checkpoint: weights for a named model, or weights of a run instead of its best.
         pretrained: download the published weights of a named model.
         device: the device of the network.

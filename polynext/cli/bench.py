@@ -37,7 +37,8 @@ def main(
     compiled networks on a CPU, where the compiler's memory would be included.
 
     Args:
-        models: names of models, or shipped networks: mnist, digits, cifar10; a few small models by default.
+        models: names of models, or shipped networks: mnist, digits, cifar10, cifar10-deep; a few small models by
+            default.
         engines: eager, compiled, onnxruntime or openvino, optionally after folded+ or bf16+, as in folded+compiled.
             Eager by default; compiled for the paper's table.
         paper_table: measure the throughput of the models of the paper's Table S4, beside its figures.
@@ -72,7 +73,7 @@ def main(
     if paper_table and models:
         raise PolyNeXtError("--paper has its own list of models: leave the others out.")
     engines = engines or (("compiled",) if paper_table else ("eager",))
-    shipped = {tagged.split(".")[1]: tagged for tagged in SHIPPED}
+    shipped = {short: tagged for tagged, short in SHIPPED.items()}
     names = paper_models() if paper_table else [shipped.get(name, name) for name in models or DEFAULT_MODELS]
     setting = default_setting(device, batch_size, image_size, threads)
     everything = [Candidate(name, engine) for name in names for engine in engines]

@@ -20,7 +20,7 @@ def main(network: Annotated[str, tyro.conf.Positional] = "cpolynext_nano_bn", js
 
     Args:
         network: a fully polynomial model, which `polynext models '*_bn'` lists, the folder of a training run, a weights
-            file, or a shipped network: mnist, digits, cifar10.
+            file, or a shipped network: mnist, digits, cifar10, cifar10-deep.
         json: print JSON.
     """
     from polynext.circuit.lowering import lower

@@ -33,7 +33,8 @@ def main(
     with the released ImageNet-C. The same command resumes an interrupted evaluation of such a set.
 
     Args:
-        network: folder of a training run, a weights file, a model's name, or a shipped network: mnist, digits, cifar10.
+        network: folder of a training run, a weights file, a model's name, or a shipped network: mnist, digits, cifar10,
+            cifar10-deep.
         data: digits, cifar10, svhn, tiny-imagenet, folder, webdataset, imagenet, imagenet-real, imagenet-v2,
             imagenet-a, imagenet-r, imagenet-sketch, imagenet-c, or digits-c, cifar10-c and so on; by default the data
             that the network was trained on.

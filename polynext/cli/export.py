@@ -26,7 +26,8 @@ def main(
     onnxruntime. A difference above 1e-4 is an error. The file also contains the preprocessing of images.
 
     Args:
-        network: folder of a training run, a weights file, a model's name, or a shipped network: mnist, digits, cifar10.
+        network: folder of a training run, a weights file, a model's name, or a shipped network: mnist, digits, cifar10,
+            cifar10-deep.
         format: onnx, or torch for a torch.export program.
         checkpoint: weights file; by default the best weights of a run.
         pretrained: use the published weights of the model.

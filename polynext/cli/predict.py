@@ -25,7 +25,8 @@ def main(
     """Classify images: print the most likely classes of each. The exit status is 1 if an image could not be read.
 
     Args:
-        network: folder of a training run, a weights file, a model's name, or a shipped network: mnist, digits, cifar10.
+        network: folder of a training run, a weights file, a model's name, or a shipped network: mnist, digits, cifar10,
+            cifar10-deep.
         images: image files, folders of them, or - for one image from standard input.
         checkpoint: weights file; by default the best weights of a run.
         pretrained: use the published weights of the model.

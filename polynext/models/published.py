@@ -31,14 +31,19 @@ PUBLISHED = {
     "cpolynext_lowres.tiny_imagenet": "cpolynext_lr_tiny_imagenet.pt",
 }
 
-# Models whose trained weights are shipped with the package, in files of these names.
+# Models whose trained weights are shipped with the package, in files of these names, with their short names.
 WEIGHTS = Path(__file__).parent / "weights"
-SHIPPED = ("cpolynext_mnist_bn.mnist", "cpolynext_nano_bn.digits", "cpolynext_cipher_bn.cifar10")
+SHIPPED = {
+    "cpolynext_mnist_bn.mnist": "mnist",
+    "cpolynext_nano_bn.digits": "digits",
+    "cpolynext_cipher_bn.cifar10": "cifar10",
+    "cpolynext_cipher_deep_bn.cifar10": "cifar10-deep",
+}
 
 
 def shipped_weights(name: str) -> Path | None:
-    """The shipped file for a model's name, with or without a tag, or for the tag alone; None if there is none."""
-    tags = [tagged for tagged in SHIPPED if name in (tagged, *tagged.split("."))]
+    """The shipped file for a model's name, with or without a tag, or for a short name; None if there is none."""
+    tags = [tagged for tagged, short in SHIPPED.items() if name in (tagged, tagged.split(".")[0], short)]
     return WEIGHTS / f"{tags[0]}.safetensors" if tags else None
 
 

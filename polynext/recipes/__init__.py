@@ -19,12 +19,14 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "cifar10": small.cifar10,
     "cipher": small.cipher,
     "cipher_deep": small.cipher_deep,
+    "cipher_deep_restart": small.cipher_deep_restart,
     **imagenet.RECIPES,
     **lowres.RECIPES,
     **metaformer.RECIPES,
     **baselines.RECIPES,
 }
-FULLY_POLYNOMIAL = ("cipher", "cipher_deep", *(name for name in RECIPES if name.endswith("_bn")))
+CIPHERS = ("cipher", "cipher_deep", "cipher_deep_restart")
+FULLY_POLYNOMIAL = (*CIPHERS, *(name for name in RECIPES if name.endswith("_bn")))
 RECIPES |= {
     f"{name}_frozen": partial(lambda base: with_frozen_statistics(recipe(base)), name) for name in FULLY_POLYNOMIAL
 }

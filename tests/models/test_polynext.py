@@ -298,6 +298,7 @@ def test_a_failing_download_has_a_message(monkeypatch) -> None:
         ("cpolynext_mnist_bn.mnist", "0123456789", 0.98),
         ("cpolynext_nano_bn.digits", "0123456789", 0.98),
         ("cpolynext_cipher_bn.cifar10", CIFAR10, 0.78),
+        ("cpolynext_cipher_deep_bn.cifar10", CIFAR10, 0.86),
     ],
 )
 def test_shipped_weights_have_their_accuracy(tagged: str, classes: str, accuracy: float, monkeypatch) -> None:

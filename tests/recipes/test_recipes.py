@@ -35,7 +35,7 @@ LOW_RESOLUTION = ("cpolynext_lowres", "monet_tiny", "dttn_tiny", "mixer_s_lowres
 
 
 def test_every_recipe_names_a_model_and_survives_yaml() -> None:
-    assert len(RECIPES) == 10 + 3 + 3 + 2 + 5 + 10 + 15 + 6
+    assert len(RECIPES) == 11 + 3 + 3 + 2 + 5 + 10 + 15 + 7
     for name in RECIPES:
         config = recipe(name)
         assert polynext.create_model(config.model.name, device="meta")

@@ -67,7 +67,7 @@ def plan(network: Network, packed: int = 1, limits: LimitsArg = NO_LIMITS, json:
 
     Args:
         network: folder of a training run of a fully polynomial network, a weights file, or a shipped network: mnist,
-            digits, cifar10.
+            digits, cifar10, cifar10-deep.
         packed: images per ciphertext.
         json: print JSON.
     """
@@ -94,7 +94,7 @@ def prepare(
 
     Args:
         network: folder of a training run of a fully polynomial network, a weights file, or a shipped network: mnist,
-            digits, cifar10.
+            digits, cifar10, cifar10-deep.
         out: server folder. Its client_spec.json is for clients and contains no weights.
         packed: images per ciphertext.
         samples: number of test images to copy. Everybody who opens the service's page can see and try them.
@@ -123,8 +123,8 @@ def demo(
     """Encrypt test images, compute on them, decrypt, and compare with the network in the clear.
 
     Args:
-        network: a shipped network, mnist, digits or cifar10, or the folder of a training run of a fully polynomial
-            network.
+        network: a shipped network, mnist, digits, cifar10 or cifar10-deep, or the folder of a training run of a
+            fully polynomial network.
         images: number of test images.
         packed: images per ciphertext.
         out: folder for the client's and the server's files and the figure.

@@ -69,7 +69,8 @@ def serve(
     """Server: serve networks over HTTP; the shipped MNIST network by default.
 
     Args:
-        networks: server folders, each served under the folder's name, or shipped networks: mnist, digits, cifar10.
+        networks: server folders, each served under the folder's name, or shipped networks: mnist, digits, cifar10,
+            cifar10-deep.
         host: address to listen on. Use a TLS proxy to serve other machines.
         port: port to listen on; 0 chooses a free one.
         store: folder for keys, jobs and answers, which survive a restart; by default in the user's data folder.

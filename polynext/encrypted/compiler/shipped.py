@@ -50,7 +50,8 @@ class ShippedNetwork:
 MNIST = ShippedNetwork("mnist", "cpolynext_mnist_bn.mnist")
 DIGITS = ShippedNetwork("digits", "cpolynext_nano_bn.digits")
 CIFAR10 = ShippedNetwork("cifar10", "cpolynext_cipher_bn.cifar10")
-SHIPPED = {each.name: each for each in (MNIST, DIGITS, CIFAR10)}
+CIFAR10_DEEP = ShippedNetwork("cifar10-deep", "cpolynext_cipher_deep_bn.cifar10")
+SHIPPED = {each.name: each for each in (MNIST, DIGITS, CIFAR10, CIFAR10_DEEP)}
 
 
 def find_shipped(name: str) -> ShippedNetwork | None:

@@ -8,16 +8,29 @@ import pytest
 
 from polynext.encrypted.compiler import prepare as prepare_module
 from polynext.encrypted.compiler import shipped
-from polynext.encrypted.compiler.shipped import CIFAR10, DIGITS, MNIST, SHIPPED, ShippedNetwork, shipped_server
+from polynext.encrypted.compiler.shipped import (
+    CIFAR10,
+    CIFAR10_DEEP,
+    DIGITS,
+    MNIST,
+    SHIPPED,
+    ShippedNetwork,
+    shipped_server,
+)
 from polynext.errors import PolyNeXtError
+from polynext.models import published
 from polynext.recipes import recipe
 
 
 def test_shipped_weights_are_in_the_package() -> None:
     assert all(network.weights.is_file() for network in SHIPPED.values())
+    assert {network.model: name for name, network in SHIPPED.items()} == published.SHIPPED
 
 
-@pytest.mark.parametrize(("network", "name"), [(MNIST, "mnist"), (DIGITS, "digits"), (CIFAR10, "cipher")])
+RECIPES = [(MNIST, "mnist"), (DIGITS, "digits"), (CIFAR10, "cipher"), (CIFAR10_DEEP, "cipher_deep")]
+
+
+@pytest.mark.parametrize(("network", "name"), RECIPES)
 def test_weights_have_the_limits_of_their_recipe(network: ShippedNetwork, name: str) -> None:
     run = network.load()
     assert run.config is not None and run.config.encryption == recipe(name).encryption
