@@ -19,7 +19,7 @@ from polynext.errors import PolyNeXtError, suggest
 from polynext.files import reading
 from polynext.models import PUBLISHED, create_model, is_polynext, list_models, load_weights, read_weights
 from polynext.models.checkpoints import identify, model_for, read_checkpoint, read_metadata, stored_classes
-from polynext.models.published import WEIGHTS, check_same_entries, is_published, shipped_weights
+from polynext.models.published import SHIPPED, WEIGHTS, check_same_entries, is_published, shipped_weights
 from polynext.preprocessing import Preprocessing
 
 
@@ -140,7 +140,7 @@ def from_name(name: str, checkpoint: Path | None = None, pretrained: bool = Fals
         # Its file has the config of its run.
         return replace(from_name(bare(shipped.stem), shipped), checkpoint=None, tag=shipped.stem.split(".")[1])
     if not timm.is_model(bare(name)):
-        hint = suggest(bare(name), list_models(), "see `polynext models`.")
+        hint = suggest(bare(name), [*SHIPPED.values(), *list_models()], "see `polynext models`.")
         raise PolyNeXtError(f"{name!r} is not a model, the folder of a run or a weights file: {hint}")
     if checkpoint is None:
         model: Any = create_model(name, pretrained=pretrained)

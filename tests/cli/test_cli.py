@@ -176,6 +176,11 @@ def test_shipped_networks_work_in_every_command(network: str, tmp_path, monkeypa
     assert str(server_folder(network)) == str(server_folder("digits"))
 
 
+def test_a_misspelt_shipped_network_is_suggested(capsys) -> None:
+    assert main(["circuit", "cifar10-dep"]) == 2
+    assert "did you mean cifar10-deep" in capsys.readouterr().err
+
+
 def test_networks_without_weights_are_not_scored(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", "cpolynext_nano", "--data", "digits"]) == 2
